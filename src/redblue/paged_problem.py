@@ -19,7 +19,7 @@ from redblue.masks.patterns.band import Band
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
-MAX_ROWS = 2**24  # of one stream: closed forms sum over its blocks of rows
+MAX_ROWS = 2**24  # rows of one stream, because closed forms sum over its blocks of rows
 MAX_PAGES = 2**20  # entries of all tables
 MAX_PRODUCTS = 2**58  # rows x longest keys x d: counts fit 64-bit integers
 
@@ -31,11 +31,11 @@ class PagedProblem:
     Sequence b has queries[b] queries and keys[b] keys. Its key j lies in page table[b][j // page], row j % page. Each
     page holds `page` keys and values of `kv_heads` heads. Sequences share a page if their tables name the same one.
 
-    table: for each sequence its pages, whole numbers of at least 0; None: no page is in two places. Entries beyond
-    keys[b] are dropped. v_in_k: V is the first d_v features of K, as in multi-head latent attention, so a row of a page
-    has d words instead of d + d_v. mask: full, or a causal mask or window with align="bottom-right", which holds in
-    each sequence (default: causal). dtype: the number type, one of the names in BYTES_PER_WORD; an entry of the table
-    counts as one word, too.
+    table: for each sequence its pages, whole numbers of at least 0; None: no two entries name the same page. Entries
+    beyond keys[b] are dropped. v_in_k: V is the first d_v features of K, as in multi-head latent attention, so a row of
+    a page has d words instead of d + d_v. mask: full, or a causal mask or window with align="bottom-right", which holds
+    in each sequence (default: causal). dtype: the number type, one of the names in BYTES_PER_WORD; an entry of the
+    table counts as one word, too.
 
     Raises RedblueError, which names the argument, for values that do not fit each other and for sizes too large to
     count: more than 2^20 entries in all tables, more than 2^24 rows per key/value head, or rows times longest keys
@@ -124,7 +124,9 @@ class PagedProblem:
         the last query and key, unless it is full. Raises RedblueError.
         """
         if not isinstance(problem, Problem) or problem.direction != "forward":
-            raise RedblueError(f"problem must be a forward Problem: pages have no other direction, got {problem!r}")
+            raise RedblueError(
+                f"problem must be a forward Problem: paged attention has no other direction, got {problem!r}"
+            )
         page, prefix = whole_number("page", page), whole_number("prefix", prefix, 0, problem.n_k)
         shared, each = prefix // page, -(-problem.n_k // page)
         if problem.batch * max(1, each) > MAX_PAGES:
@@ -138,7 +140,7 @@ class PagedProblem:
         sizes = ((p.n_q,) * p.batch, (p.n_k,) * p.batch, page, p.d, p.d_v, p.heads, p.kv_heads)
         return cls(*sizes, table, v_in_k, p.dtype, p.mask)
 
-    # What a Problem has, too ------------------------------------------------------------------
+    # Attributes that Problem has, too ------------------------------------------------------------------
     direction = "paged"
 
     @property
@@ -184,7 +186,7 @@ class PagedProblem:
         stream.__dict__["_stream"] = stream
         return stream
 
-    # What schedules and bounds ask ------------------------------------------------------------
+    # Sizes that schedules and bounds use ------------------------------------------------------------
     @property
     def key_words(self) -> int:
         """Words of one key and its value."""

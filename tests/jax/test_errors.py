@@ -22,7 +22,7 @@ BAD = {
     "batch": ({"key": K[:1]}, r"key must be \(2, 7, 2, 8\) to fit query \(2, 5, 4, 8\) .* got \(1, 7, 2, 8\)"),
     "features": ({"key": K[..., :7]}, r"key must be \(2, 7, 2, 8\) to fit"),
     "keys": ({"value": V[:, :6]}, r"value must be \(2, 7, 2, 8\) to fit .* got \(2, 6, 2, 8\)"),
-    "heads": ({"query": Q[:, :, :3]}, r"heads of query \(3\) must be a multiple of those of key and value \(2\)"),
+    "heads": ({"query": Q[:, :, :3]}, r"heads of query \(3\) must be a multiple of the heads of key and value \(2\)"),
     "type": (
         {"key": K.astype(np.float16)},
         r"query, key, value must be of one type, got float32 and, for key, float16",
@@ -45,7 +45,7 @@ BAD = {
     "window": ({"local_window_size": (1, 2, 3)}, r"local_window_size must be a whole number or \(left, right\)"),
     "negative window": ({"local_window_size": -1}, r"local_window_size must be a whole number of at least 0, got -1"),
     "implementation": ({"implementation": "cudnn"}, r"implementation must be None or \"redblue\", got 'cudnn'"),
-    "two sums": ({"return_lse": True, "return_residual": True}, r"give one of both"),
+    "two sums": ({"return_lse": True, "return_residual": True}, r"give only one of them"),
     "softcap": ({"softcap": 0.0}, r"softcap must be above 0"),
     "sinks": ({"sinks": np.ones(3, np.float32)}, r"sinks must have shape \(4,\), one per head of q, got \(3,\)"),
     "alibi": ({"alibi": np.ones(3, np.float32)}, r"alibi must broadcast to \(..., heads\) = \(2, 4\)"),

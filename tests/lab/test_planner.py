@@ -136,7 +136,7 @@ def test_what_is_not_known_is_not_claimed():
     levels = two_level(8192).levels
     unknown = rb.plan(rb.Problem(64, 64, 64), Memory("toy", "toy", "cpu", levels, {}))
     assert unknown.unknown == ("arithmetic",)
-    assert "among what is known (not known: arithmetic)" in " ".join(str(unknown).split())
+    assert "among the known resources (not known: arithmetic)" in " ".join(str(unknown).split())
     known = rb.plan(rb.Problem(64, 64, 64), two_level(8192))
     assert known.unknown == ()
     assert "among" not in str(known)

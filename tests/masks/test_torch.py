@@ -50,7 +50,7 @@ def test_block_masks_without_full_blocks():
 def test_a_mask_mod_that_takes_one_pair_only_is_refused():
     block_mask = flex.create_block_mask(MODS["causal"], None, None, 64, 64, device="cpu", BLOCK_SIZE=32)
     block_mask.mask_mod = lambda b, h, q, k: q >= k if q > 3 else k < 3
-    with pytest.raises(RedblueError, match="mask_mod cannot be asked of many pairs at once"):
+    with pytest.raises(RedblueError, match="mask_mod cannot be evaluated for many pairs at once"):
         Mask.from_block_mask(block_mask)
     with pytest.raises(RedblueError, match="got SimpleNamespace without kv_num_blocks"):
         Mask.from_block_mask(SimpleNamespace())

@@ -196,7 +196,7 @@ VERSION = 'if [ "$1" = --version ]; then echo valgrind-3.19.0; exit 0; fi'
     ("script", "said"),
     [
         ("echo valgrind-3.9.0", "needs valgrind 3.10 or newer, .* is valgrind-3.9.0: install it"),
-        ("echo hello", "says 'hello', which is no version"),
+        ("echo hello", "prints 'hello', which is no version"),
         (f"{VERSION}; echo '==7== Killed' >&2; kill -SEGV $$", "was ended by signal 11. It said: Killed"),
         (f"{VERSION}; echo vex: unhandled instruction bytes: 0x62 >&2; exit 132", "set REDBLUE_ISA=avx2"),
         (f"{VERSION}; echo bad option >&2; exit 1", "failed with status 1. It said: bad option"),

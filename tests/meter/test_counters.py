@@ -52,7 +52,7 @@ def test_perf_output():
     assert counters._bytes(found, "l1d.replacement") == 64_000
     assert counters._bytes(found, "uncore_imc_0/cas_count_read/") == 3.5 * 2**20
     for event, said in (
-        ("l2_lines_in.all", "is not counted: perf did not get to count it"),
+        ("l2_lines_in.all", "is not counted: perf had no free counter for it"),
         ("nowhere", "is not counted"),
         ("l2_trans.l2_wb", "is counted in 'Joules', which is not known: MiB, Bytes are"),
     ):
@@ -144,7 +144,7 @@ def test_what_is_missing(fake, tmp_path, monkeypatch):
     fake()
     (counters.DEVICES / "cpu").rmdir()
     counters.CPUINFO.write_text("vendor_id : GenuineIntel\nflags : fpu hypervisor\n")
-    with pytest.raises(RedblueError, match=r"no hardware counters .* virtual machine, which was given none. Measure"):
+    with pytest.raises(RedblueError, match=r"no hardware counters .* virtual machine without them. Measure"):
         counters.available()
     (counters.DEVICES / "cpu").mkdir()
     counters.CPUINFO.write_text("vendor_id : AuthenticAMD\n")

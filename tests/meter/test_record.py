@@ -63,7 +63,7 @@ def test_other_boundaries_and_units_are_refused(work):
         work(ONE.measured, nearer)
     with pytest.raises(RedblueError, match=r"unit of one is words of 4 bytes, of the other words of 2 bytes"):
         work(ONE.measured, narrow)
-    with pytest.raises(RedblueError, match="an Amount only, got 3"):
+    with pytest.raises(RedblueError, match="only be compared with an Amount, got 3"):
         work(ONE.measured, 3)
 
 

@@ -112,8 +112,8 @@ REFUSED = [
     ({"page_table": [[0, 1], [2, 3], [4, 5]]}, r"page_table has 2 pages .* the new lengths\[2\] = 5 keys need 3 pages"),
     ({"page_table": [[0, 1, 9], [2, 8, 9], [4, 5, 6]]}, r"page_table\[1, 1\] must be a page, 0 to 7, got 8"),
     ({"page_table": [[0, 3, 9], [2, 3, 9], [4, 5, 6]], "lengths_k": [2, 2, 4]}, r"sequences 0 and 1 share one"),
-    ({"page_table": [[0, 1, 9], [2, 5, 9], [4, 5, 6]]}, r"sequence 1, row 0 of page 5, holds a key of a sequence"),
-    ({"page_table": [[0, 0, 9], [2, 3, 9], [4, 5, 6]]}, r"sequence 0, row 1 of page 0, holds a key of a sequence"),
+    ({"page_table": [[0, 1, 9], [2, 5, 9], [4, 5, 6]]}, r"sequence 1, row 0 of page 5 holds a key of a sequence"),
+    ({"page_table": [[0, 0, 9], [2, 3, 9], [4, 5, 6]]}, r"sequence 0, row 1 of page 0 holds a key of a sequence"),
     ({"lengths_k": [3, 2]}, r"lengths_k must have one entry for each of 3 sequences, got 2"),
     ({"lengths_k": [3, -1, 4]}, r"lengths_k\[1\] must be at least 0, got -1"),
     ({"cu_seqlens": [0, 1, 2, 3]}, r"cu_seqlens is for packed k"),
@@ -130,7 +130,7 @@ REFUSED = [
     ({"v_pages": locked}, r"v_pages must be writable, got a read-only array"),
     (
         {"k_pages": lambda k: overlapping(k)},
-        r"k_pages must have memory of its own for each entry, but strides .* overlap",
+        r"k_pages must have separate memory for each entry, but strides .* overlap",
     ),
 ]
 
@@ -204,7 +204,7 @@ APART = {
 @pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_caches_that_share_memory_otherwise_are_refused(library, name):
-    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or be apart"):
+    with pytest.raises(rb.RedblueError, match="v_pages must be columns of k_pages or have separate memory"):
         append_ones(library, *OVERLAPPING[name])
     assert not MEMORY.any()
 
@@ -256,7 +256,7 @@ def test_tensors_without_values_memory_or_with_gradients_are_refused():
     arguments = {name: tensor(x) for name, x in small().items()}
     wrong = (
         ({"k": arguments["k"].requires_grad_()}, "k requires a gradient, but a paged cache has no backward pass"),
-        ({"k_pages": arguments["k_pages"][:1].expand(8, 2, 1, 4)}, "k_pages must have memory of its own"),
+        ({"k_pages": arguments["k_pages"][:1].expand(8, 2, 1, 4)}, "k_pages must have separate memory"),
         ({"k_pages": arguments["k_pages"].numpy()}, "must all be PyTorch tensors, or all be arrays"),
         ({"v_pages": arguments["v_pages"].to_sparse()}, "v_pages must be dense"),
         ({"page_table": torch.zeros(3, 3, device="meta", dtype=torch.int32)}, "page_table must be .* got meta device"),

@@ -129,8 +129,11 @@ def test_a_prefix_of_pages_and_the_rest_give_the_whole(library):
             r"out_a must be of type float64, .* got int64",
         ),
         ({"lse_b": np.zeros(4)}, r"lse_b must be \(2,\), the shape of out_a without d_v, got \(4,\): is it transposed"),
-        ({"lse_a": np.zeros(2, int)}, r"lse_a must be of type float32 or float64, as the other is, got int64"),
-        ({"lse_b": np.zeros(2, np.float32)}, r"lse_b must be of type float32 or float64, as the other is, got float32"),
+        ({"lse_a": np.zeros(2, int)}, r"lse_a must have the type of the other lse, float32 or float64, got int64"),
+        (
+            {"lse_b": np.zeros(2, np.float32)},
+            r"lse_b must have the type of the other lse, float32 or float64, got float32",
+        ),
         ({"lse_b": None}, r"lse_b must be an array"),
     ],
 )

@@ -31,7 +31,7 @@ def typed(index, dtype):
 BAD_ARRAYS = {
     "d of k": (cut(1, np.s_[..., :3]), r"head dimension of k \(3\) must equal that of q \(4\)"),
     "keys of v": (cut(2, np.s_[:, :6]), r"v must have as many keys as k \(7\), got 6"),
-    "heads": (arrays(heads=3), r"heads of q \(3\) must be a multiple of those of k and v \(2\)"),
+    "heads": (arrays(heads=3), r"heads of q \(3\) must be a multiple of the heads of k and v \(2\)"),
     "heads of v": (cut(2, np.s_[[0, 1, 1]]), r"v must have as many heads as k \(2\), got 3"),
     "one dimension": (cut(0, np.s_[0, 0]), r"q must have at least 2 dimensions .*\(4,\)"),
     "no d": (arrays(d=0), r"d, the last dimension of q and k, must be at least 1, got 0"),

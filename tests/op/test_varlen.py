@@ -89,12 +89,12 @@ def test_nested_tensors_go_through_scaled_dot_product_attention(layout):
     expected = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in each for x in of])
     for x, y in zip(gradients, expected, strict=True):
         torch.testing.assert_close(x, y)
-    with pytest.raises(rb.RedblueError, match="attn_mask is not for nested tensors"):
+    with pytest.raises(rb.RedblueError, match="attn_mask is not supported for nested tensors"):
         rb.scaled_dot_product_attention(*nested, attn_mask=torch.ones(2, 2))
     dense = torch.ones(3, 2, 5, 4).double()
     for inputs, message in (
-        ((nested[0], dense, nested[2]), "key must be a nested tensor as the others are"),
-        ((dense, nested[1], nested[2]), "query must be a nested tensor as the others are"),
+        ((nested[0], dense, nested[2]), "key must be a nested tensor like the others"),
+        ((dense, nested[1], nested[2]), "query must be a nested tensor like the others"),
         ((nested[0], fewer, fewer), r"key must have as many sequences as query \(3\), got 2"),
         ((nested[0], grouped, grouped), "query has 2 heads, key 1 and value 1: they must be equal, or give enable_gqa"),
     ):

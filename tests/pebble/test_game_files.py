@@ -58,7 +58,7 @@ def test_a_file_is_readable_by_people(file):
         (0, "[]", "line 1 is damaged"),
         (2, '["t1[0]"]', r"two nodes are named 't1\[0\]'"),
         (2, '["other", "parent"]', "line 3 is damaged: expected a node"),
-        (3, '["t0[0]", 0]', "not those of the graph that its header names"),
+        (3, '["t0[0]", 0]', "differ from the graph that its header names"),
         (3, '["t0[0]", 0, 9]', "unknown parent 9"),
         (2, '["t1[0]"]', r"line 3: two nodes are named 't1\[0\]'"),
         (3, '["t0[0]", 0, 0]', "line 4: node .* has a parent twice"),

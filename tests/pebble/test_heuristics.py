@@ -75,7 +75,7 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
 def test_large_graphs():
     graph = pebble.fft_graph(256)
     found = heuristic(graph, 18)  # 16 points, and two for a butterfly
-    assert found.order.startswith("bands of 4 levels, by what they load")
+    assert found.order.startswith("bands of 4 levels, by their loads")
     assert found.cost <= 2 * 2 * 256  # two bands, each of which reads and writes everything
 
 

@@ -58,7 +58,7 @@ def test_columns_loaded_under_any_mask_are_those_of_a_list(data):
 
 def test_a_list_of_too_many_blocks_is_refused():
     n = MAX_BLOCKS + 1
-    with pytest.raises(RedblueError, match=r"at most 1,048,576 blocks may stay in turn: give larger tiles"):
+    with pytest.raises(RedblueError, match=r"at most 1,048,576 blocks of rows can be counted: give larger tiles"):
         count(
             "flash_kept",
             Problem(n, n, 8, mask=Mask.causal() & Mask.documents([n // 2, n - n // 2])),

@@ -139,7 +139,7 @@ def dtensors():
             torch.testing.assert_close(got.full_tensor(), wanted, atol=1e-12, rtol=1e-12)
     copies = [distribute_tensor(x.detach(), mesh, [Replicate()]) for x in arrays]
     refused(lambda: distributed.attention(*copies), "q must be sharded along its tokens, Shard(2)")
-    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, as q, k and v all are")
+    refused(lambda: distributed.attention(placed[0], *arrays[1:]), "k must be a DTensor, because q, k and v must")
 
 
 def drawn_seed():
@@ -180,7 +180,7 @@ def refusals():
     refused(lambda: call(k=k.to("meta") if rank else k), "k must be on the device of q (cpu), got meta")
     planes = rb.Mask.per_head([rb.Mask.causal()] * 3)
     refused(
-        lambda: call(mask=planes), "the mask is one for each of (3,), which must broadcast to (..., heads) = (2, 4)"
+        lambda: call(mask=planes), "the mask has planes of shape (3,), which must broadcast to (..., heads) = (2, 4)"
     )
     refused(lambda: distributed.gather(q[..., rank:]), "other dimensions must be the same on all ranks")
     refused(lambda: distributed.gather(q, dim=9 if rank else 0), "dim must be a dimension of x")

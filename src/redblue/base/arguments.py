@@ -30,11 +30,11 @@ SEQUENCES = (Sequence, Iterable, Iterator, Collection)
 
 
 def checked_arguments(public: Public) -> Public:
-    """A decorator for public functions: a value of a wrong type raises a RedblueError that names it.
+    """Decorate a public function so that an argument of a wrong type raises a RedblueError with its name.
 
-    The annotations say which types are right: classes, unions, and containers, whose elements are not checked. The
-    function itself checks arguments that may be numbers, because it knows their ranges. A missing or unknown argument
-    stays a TypeError, as Python raises it.
+    The annotations give the allowed types: classes, unions, and containers, whose elements are not checked. The
+    function itself checks its numbers, because it knows their ranges. A missing or unknown argument still raises
+    Python's TypeError.
     """
     signature = inspect.signature(public)
 
@@ -55,7 +55,7 @@ def checked_arguments(public: Public) -> Public:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return the types that an annotation allows, without their parameters; empty if they are not to be checked."""
+    """Return the types that an annotation allows, without their parameters; empty if the argument is not checked."""
     if get_origin(hint) in (Union, types.UnionType):
         parts = [_kinds(part) for part in get_args(hint)]
         return tuple(kind for part in parts for kind in part) if all(parts) else ()

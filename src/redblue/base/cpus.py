@@ -17,7 +17,7 @@ def usable_cpus() -> int:
 
 @cache
 def _quota(folder: Path) -> int | None:
-    """CPUs that the control group's quota buys, rounded up; None: no limit, or no control groups.
+    """CPUs that the control group's quota allows, rounded up; None: no limit, or no control groups.
 
     Inside a container the folder shows the container's own group.
     """

@@ -53,7 +53,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _of_machine(root: Path) -> Iterator[int]:
-    """Yield the machine's available memory: Linux says it, elsewhere all memory counts as available."""
+    """Yield the machine's available memory as Linux reports it; on other systems, its total memory."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Write files by one rule: nothing of the user's is lost, and a file is written whole or not at all.
+"""Write files by one rule: no file of the user is lost, and a file is written completely or not at all.
 
 - A new file is written. An existing file is replaced only if the caller says so (--force, force=True), or if it begins
   with the mark that redblue writes at the start of its own files of that kind.
@@ -146,8 +146,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _open_file(path: Path) -> int | None:
-    """Return the number of this process's open file that `path` stands for, such as 1 for "-"; None if it stands for
-    none."""
+    """Return the file descriptor of this process that `path` names, such as 1 for "-"; None if it names none."""
     if str(path) == "-":
         return STANDARD_OUTPUT
     for _ in range(40):  # links in a row, as many as Linux follows

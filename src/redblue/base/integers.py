@@ -41,7 +41,7 @@ def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, a
 FACTORS = {"": 1} | {p: 1000**i for i, p in enumerate("KMGT", 1)} | {f"{p}I": 1024**i for i, p in enumerate("KMGT", 1)}
 SIZE = re.compile(r"([+-]?\d+(?:_\d+)*)(\.\d+)?(?:e\+?(\d{1,2}))?\s?([kmgt]i?)?(b)?", re.ASCII | re.IGNORECASE)
 SIZE_FORMS = "4096, 4_096, 4K (4,000), 4Ki (4,096), 1.5M or 1e6"
-MAX_CHARACTERS = 1000  # of a size with leading zeros
+MAX_CHARACTERS = 1000  # characters of a size, leading zeros included
 
 
 def parse_size(name: str, text: str, unit: str = "") -> int:
@@ -107,7 +107,7 @@ def floor_sum(n: Any, m: Any, a: Any, b: Any) -> Any:
 
 
 def _floor_sums(n: np.ndarray, m: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return `floor_sum` of each element. Steps are taken for the sums that are not complete yet only."""
+    """Return `floor_sum` of each element. Each step covers only the sums that are not complete yet."""
     shape = n.shape
     n, m, a, b = (x.ravel() for x in (n, m, a, b))
     total, active = np.zeros_like(n), np.flatnonzero(n > 0)

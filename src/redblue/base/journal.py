@@ -171,7 +171,7 @@ class Journal:
         self.done[index] = list(rows)
 
     def close(self) -> None:
-        """Flush the file to the disk and close it, which releases the lock. A closed journal stays as it is."""
+        """Flush the file to the disk and close it, which releases the lock. Closing it again does nothing."""
         if self._file.closed:
             return
         try:

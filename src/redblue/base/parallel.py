@@ -70,7 +70,7 @@ def _evaluate_indexed(evaluate: Callable[[P], R], index: int, point: P) -> tuple
 def _results(
     evaluate: Callable[[P], R], point: Callable[[int], P], pending: Iterator[int], jobs: int | None
 ) -> Generator[tuple[int, R], None, None]:
-    """Yield (index, result) of each point as it is finished, in any order."""
+    """Yield (index, result) of each point when it is finished, in any order."""
     backend: Any
     configured: Any
     backend, configured = get_active_backend()

@@ -58,7 +58,7 @@ class Looks(dict[str, Look]):
         return DEFAULT_LOOK
 
     def give(self, name: str) -> None:
-        """Give a user's schedule a look of USERS that no other has; none is left for a fourth."""
+        """Give a user's schedule a free look of USERS; if none is free, it keeps DEFAULT_LOOK."""
         free = [look for look in USERS if look not in self.values()]
         if name not in self and free:
             self[name] = free[0]

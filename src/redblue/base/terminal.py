@@ -1,7 +1,7 @@
 """Output on the terminal: consoles of a bounded width, texts without control characters, tables that fit every width.
 
 Every command prints through `console` and builds its tables with `table`. Neither reads Rich's markup, so a user's text
-such as "[/b]" is printed as it is.
+such as "[/b]" is printed unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 MIN_WIDTH, MAX_WIDTH = 20, 1000  # columns; COLUMNS may hold any number
-READABLE, LONG_WORD = 12, 20  # columns: the least that a cell wraps in, and the longest word that is kept whole
+READABLE, LONG_WORD = 12, 20  # columns: the least width of a cell that wraps, and the longest word that is kept whole
 # Characters that could move a terminal's cursor, change its state or reorder its text, and unpaired surrogates
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 PLAIN_FORMS = {
@@ -49,7 +49,7 @@ codecs.register_error(PLAIN, _plain)
 
 
 class _Visible(RenderHook):
-    """Escape the control characters of everything that a console prints, except those of its own styles."""
+    """Escape all control characters that a console prints, except the control characters of its own styles."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Escaped(each) for each in renderables]
@@ -72,7 +72,7 @@ def terminal_width() -> int:
 
 
 def console(stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> Console:
-    """Make a console that prints texts as they are: without markup, emoji and control characters."""
+    """Make a console that prints texts literally: no markup, no emoji, and control characters are escaped."""
     made = Console(stderr=stderr, file=file, width=width or terminal_width(), markup=False, emoji=False)
     made.push_render_hook(_Visible())
     return made

@@ -63,4 +63,4 @@ def limit_text(limit: str | None, unknown: Sequence[str]) -> str:
         return "the limiting resource is not known"
     if not unknown:
         return f"limited by {limit}"
-    return f"limited by {limit} among what is known (not known: {', '.join(unknown)})"
+    return f"limited by {limit} among the known resources (not known: {', '.join(unknown)})"

@@ -1,8 +1,8 @@
 """Bounds in closed form for large and for small caches, in whole numbers: no rounding can raise them.
 
 docs/lab/theory.md, Theorems 1, 2, 4, 6 and 7. A computation is cut into phases. A phase touches at most W words that
-were not computed in it, which limits its part of the steps that all phases together must make. Most functions here
-return the number of phases that follow for one W; `best` turns them into words.
+were not computed in it, which limits the number of its steps. Most functions here return a lower bound of the number
+of phases for one W; `best` converts these numbers to words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Sizes(NamedTuple):
 
 
 def best(words: int, phases: Callable[[int], int], *, split: bool = False, lengths: tuple[int, ...] = ()) -> int:
-    """Return the largest number of charges over lengths of phases: L (p - 1) + M for p >= 2 phases, because the
-    cache starts empty, so that the first phase may be M longer than the others.
+    """Return the largest number of charges over lengths of phases: L (p - 1) + M for p >= 2 phases.
+
+    M is added because the cache starts empty: the first phase may be M longer than the others.
 
     phases(W): lower bound of the number of phases that touch at most W words each. split: sums may be split, so W
     counts the words at the end of a phase, too. lengths: more values of L to try.
@@ -53,7 +54,7 @@ def any_arithmetic(d: int, pairs: int, words: int) -> int:
 
 
 def determined(reach: int, d: int) -> int:
-    """Theorem 4: the most products of d terms that W words determine, W for W <= d^2 and else (W + d^2)^2 / 4 d^2."""
+    """Theorem 4: the most products of d terms that W words determine: W if W <= d^2, else (W + d^2)^2 / 4 d^2."""
     return reach if reach <= d**2 else (reach + d**2) ** 2 // (4 * d**2)
 
 
@@ -73,7 +74,8 @@ def large_forward(s: Sizes, reach: int) -> int:
 
 
 def _products(steps: tuple[int, int], sizes: int, reach: int) -> int:
-    """Return the phases that `steps` (a fraction) need, if W words make at most ((W + W^2 / 4 m^2) / 3)^(3/2).
+    """Return the number of phases that `steps` (a fraction) need, if W words make at most ((W + W^2 / 4 m^2) /
+    3)^(3/2).
 
     sizes: m, the least number of words of a row or key that is complete.
     """
@@ -99,13 +101,14 @@ def small_recomputed(s: Sizes, reach: int) -> int:
 
 
 def small_gradient_x(s: Sizes, reach: int) -> int:
-    """Theorem 6: the products S, O, dP and G. If d_v > d, those with V count sqrt(d / d_v), since V is computed."""
+    """Theorem 6: the products S, O, dP and G. If d_v > d, products with V count sqrt(d / d_v), since V is computed."""
     values = math.isqrt(s.d * s.d_v * SCALE**2) if s.d_v > s.d else s.d_v * SCALE
     return _products((2 * s.pairs * (s.d * SCALE + values), SCALE), min(s.d, s.d_v), reach)
 
 
 def _whole_and_crossing(events: tuple[int, int], square: int, crossing: tuple[int, int], reach: int) -> int:
-    """Return the phases that `events` pairs (a fraction) need, if t of W words belong to pairs that cross phases.
+    """Return the number of phases that `events` pairs (a fraction) need if t of W words belong to pairs crossing
+    phases.
 
     A phase then gains at most (W - t)^2 / square from whole pairs, and min(t, sqrt(t) (W - t) r) from crossing ones,
     where r is the fraction `crossing`. Between two grid points, the gain is at most that of the smaller t in (W - t),

@@ -1,8 +1,8 @@
 """Bound the number of attended pairs in a few rows and columns of one mask: the cover of the mask.
 
-kappa(r, c) is the maximum of attended pairs in any r rows and c columns, K(u) the maximum over r + c <= u. Computing
-them exactly is hard (a full block of given sides is a biclique), so `cover` bounds K from above, using properties of
-the mask that are quick to compute. For small masks `exact` tries every set of rows. Proofs: docs/lab/theory.md,
+kappa(r, c) is the maximum of attended pairs in any r rows and c columns, and K(u) the maximum over r + c <= u. Both are
+hard to compute exactly (a full block is a biclique), so `cover` bounds K from above, using properties of the mask that
+are quick to compute. For small masks `exact` tries every set of rows. Proofs: docs/lab/theory.md,
 "One mask".
 """
 

@@ -32,7 +32,7 @@ def _outputs(p: Problem) -> int:
 
 
 def _begun(p: Problem) -> int:
-    """Return the number of sums that begin in the cache without a load; forward and backward, those of outputs."""
+    """Return the number of sums that begin in the cache without a load; forward and backward, these are outputs."""
     if p.direction == "gradient_x":
         return p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
     return _outputs(p)
@@ -65,7 +65,7 @@ def phases(p: Problem, words: int) -> int:
 
 
 def stored_phases(p: Problem, words: int) -> int:
-    """The same, with stores: every sum that begins is charged once more (Theorem 10)."""
+    """`phases` with stores: every sum that begins is charged once more (Theorem 10)."""
     direction = "recomputed" if p.direction == "backward" else p.direction
     return _net(p, stored_charges(direction, p.d, p.d_v, words, _live(p)[2]) - _begun(p))
 
@@ -81,7 +81,7 @@ def _sizes(p: Problem) -> closed.Sizes:
 
 
 def _net(p: Problem, charges: int) -> int:
-    """Return the words that follow from charges: by X, the sums of O and G begin without a load, and dX is stored."""
+    """Convert charges to words: for the gradient by X, the sums of O and G begin without a load, and dX is stored."""
     return charges - _begun(p) + _outputs(p)
 
 
@@ -90,7 +90,7 @@ LARGE = {
     "backward": closed.large_backward,
     "gradient_x": closed.large_gradient_x,
 }
-# direction: products, and the sums over features that they begin per pair
+# For each direction: its products, and the sums over features that they begin per pair
 SMALL = {
     "forward": (closed.small_forward, 1),
     "backward": (closed.small_backward, 1),
@@ -106,13 +106,13 @@ def large_cache(p: Problem, words: int, split: bool = False) -> int:
 
 
 def small_cache(p: Problem, words: int, split: bool = False) -> int:
-    """Charges of all products, minus those for scores and dP that begin (Theorems 2 and 6)."""
+    """Charges of all products, minus the charges for beginning scores and dP (Theorems 2 and 6)."""
     products, begun = SMALL[p.direction]
     return _products(p, words, products, 0 if split else begun, split)
 
 
 def small_cache_recomputed(p: Problem, words: int, split: bool = False) -> int:
-    """The same backward, with the products of the scores, which a pass without P must form (Theorem 6)."""
+    """As `small_cache`, for a backward pass without P, which must also form the products of the scores (Theorem 6)."""
     return _products(p, words, closed.small_recomputed, 0 if split else 2, split)
 
 

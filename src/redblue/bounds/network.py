@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """A problem divided over P processes, and who holds its words at the start and at the end."""
+    """A problem divided over P processes, and the distribution of its words at the start and at the end."""
 
     problem: Problem
     world_size: int
@@ -81,7 +81,7 @@ class Case:
         return self.problem.streams * self.one.pairs
 
     def curve(self, lack: Callable[[float], float], free: float) -> Curve:
-        """Return the curve of all streams. With shares "balanced", what a process holds is subtracted from the sum."""
+        """Return the curve of all streams. With shares "balanced", the words that a process holds are deducted."""
         less = self.problem.streams * self.one.held_words if self.shares == "balanced" else 0
         return Curve(lack, min(free, self.one.pairs), self.one.pairs, self.problem.streams, less)
 
@@ -150,8 +150,8 @@ def network_bounds(
     each process works on, summed over all heads. shares: "tokens", "balanced" or "any", as docs/lab/network.md defines
     them. With any work and any shares, one process may hold and do everything, and the bounds are 0. most_tokens: the
     most tokens that one process holds, of n_q and of n_k; None: ceil(n / world_size).
-    Raises RedblueError for any other value, if the pairs of the processes do not sum to those of the problem, and if
-    the processes together cannot hold the problem's words.
+    Raises RedblueError for any other value, if the pairs of the processes do not sum to the problem's pairs, and if the
+    processes together cannot hold the problem's words.
     """
     world_size = whole_number("world_size", world_size, most=MOST_PROCESSES)
     if not isinstance(problem, Problem) or problem.direction == "gradient_x":
@@ -219,12 +219,12 @@ def _memory(words: int, case: Case) -> int:
 
 
 def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, float]:
-    """Return the least words that cross the network, and those that the busiest process sends and receives.
+    """Return the least words that cross the network, and the least words of the busiest process, sent and received.
 
     A word that a process lacks crosses the network for this process alone, and is then both sent and received.
     """
     world, mean = case.world_size, case.pairs / case.world_size
-    held = case.problem.streams * case.one.words if case.shares == "any" else 0  # each word is at home once
+    held = case.problem.streams * case.one.words if case.shares == "any" else 0  # one process holds each word
     if world == 1 or not case.pairs:
         return 0.0, 0.0
     if isinstance(work, list):

@@ -1,9 +1,9 @@
 """The words that a process of a network lacks for its share of the pairs: curves over the number of pairs.
 
 Proofs: docs/lab/network.md. A process that works on z pairs of one stream needs words of rows and of keys. The words
-that it neither holds at the start nor keeps at the end must cross the network. For one stream these words are 0 up to a
-number of pairs that cost nothing, and concave from there on. Over the streams of a problem and over the processes, such
-functions are least at extreme points, so the minimum over all distributions of work has a closed form.
+that it neither holds at the start nor keeps at the end must cross the network. For one stream, the number of these
+words is 0 up to some number of pairs, and concave from there on. Over the streams of a problem and over the processes,
+such functions have their minimum at extreme points, so the minimum over all distributions of work has a closed form.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from redblue.masks import Mask
 from redblue.masks.patterns.band import Band
 from redblue.problem import Problem
 
-BISECTIONS = 80  # of a range of numbers of pairs, of at most 2^200
+BISECTIONS = 80  # steps of a bisection over numbers of pairs up to 2^200
 
 
 class Sizes(NamedTuple):
-    """One stream of a problem, as far as the network is concerned.
+    """The sizes of one stream of a problem that bounds on network words depend on.
 
     pairs: attended pairs. row_words, key_words: words of a row and of a key that some attended pair needs: forward of
-    q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: those with an attended pair.
+    q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: rows and keys with an
+    attended pair.
     held_rows, held_keys: the most that one process holds, with shares "tokens". group: rows of a query.
     """
 
@@ -84,7 +85,7 @@ class Curve:
     less: float = 0.0
 
     def words(self, pairs: float) -> float:
-        """The fewest words for `pairs` pairs: streams are taken whole, but for one of them."""
+        """The fewest words for `pairs` pairs: all streams but one are used whole or not at all."""
         return max(0.0, self._needed(pairs) - self.less)
 
     def _needed(self, pairs: float) -> float:
@@ -95,10 +96,10 @@ class Curve:
         return whole * self.lack(self.pairs) + self.lack(self.free + rest)
 
     def mean_words(self, mean: float, most: float) -> float:
-        """The fewest words of a process on average, if processes work on `mean` pairs on average and at most `most`.
+        """The least average of words per process, if processes work on `mean` pairs on average and at most on `most`.
 
-        The value of the largest convex function below `words` on 0 .. most: a line through the ends of whole streams
-        is below every concave piece, and the last line rises to the point of `most`.
+        This is the value of the largest convex function below `words` on 0 .. most. A line through the ends of whole
+        streams is below every concave piece, and the last line ends at the point of `most`.
         """
         start, span = min(most, self._start), self.pairs - self.free
         if mean <= start or span <= 0:
@@ -180,7 +181,7 @@ def _triangle(tokens: int, reach: int) -> int:
 
 
 def pairs_of_tokens(problem: Problem) -> tuple[Band | None, bool]:
-    """Return the band of a windowed mask (else None), and whether no query attends a later key of as many tokens."""
+    """Return the band of a windowed mask (else None), and whether n_q = n_k and no query attends a later key."""
     pairs = problem.mask.on(problem.n_q, problem.n_k)
     if isinstance(pairs, Band):
         narrow = pairs.first <= 0 < pairs.end and pairs.end - pairs.first < problem.n_k
@@ -206,7 +207,8 @@ def any_algorithm(problem: Problem) -> list[Callable[[float], float]]:
     xi, xi_v, gains = certified(problem.direction)
     reach = np.minimum((d / xi) ** 2, (d_v / xi_v) ** 2)
     order = np.lexsort((gains, -reach))
-    useful = order[gains[order] <= np.minimum.accumulate(gains[order])]  # no row reaches further with a smaller gain
+    # Drop rows for which a row of larger reach has a smaller gain
+    useful = order[gains[order] <= np.minimum.accumulate(gains[order])]
     return [
         lambda pairs, gain=gain, most=most: min(most, pairs / gain)
         for gain, most in zip(gains[useful].tolist(), reach[useful].tolist(), strict=True)

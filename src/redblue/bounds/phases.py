@@ -3,8 +3,8 @@
 docs/lab/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
 computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
 value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
-`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds those
-of Theorem 10, in which stores count as well.
+`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds
+the values of Theorem 10, in which stores count as well.
 
 All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
@@ -77,8 +77,8 @@ class Pairs(NamedTuple):
 class PhaseProblem:
     """One problem at xi = d / sqrt(W) and xi_v = d_v / sqrt(W).
 
-    direction: "recomputed" is backward with P not given; "backward" holds with P given, too. kept: M / W. Below 1,
-    stores count: sums and words of pairs that are loaded need stores of their own (Theorem 10). At 1 they do not.
+    direction: "recomputed" is backward with P not given; "backward" holds with P given, too. kept: M / W. If it is
+    below 1, stores count: sums and words of pairs that are loaded need stores of their own (Theorem 10).
     """
 
     direction: str
@@ -216,7 +216,7 @@ def _solve(problem: PhaseProblem, x: Point, pairs: Pairs, rounds: int) -> Dual:
         left, right = high - golden * (high - low), low + golden * (high - low)
         falls = gain(at(left)) < gain(at(right))
         low, high = np.where(falls, low, left), np.where(falls, right, high)
-    # The minimum may lie in a kink: at a price for which a share reaches 1, or at price 0.
+    # The minimum may lie at a kink: a price for which a share reaches 1, or price 0.
     best = at((low + high) / 2)
     for price in (q, v, 0 * q):
         best = _better(best, at(price), gain(best) <= gain(at(price)))
@@ -251,7 +251,7 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
 
 
 def _coarse(problem: PhaseProblem, low: Point, high: Point) -> Any:
-    """Return another upper bound, better in large boxes: pairs of the upper end with words of the lower end."""
+    """Return another upper bound, better in large boxes, from the pairs at the upper end and words at the lower end."""
     pairs = problem.supply(high, high)
     dual = _solve(problem, low, pairs, rounds=8)
     return _inner(problem, low, pairs, dual) + _chains(problem, high, high, dual)

@@ -35,9 +35,9 @@ class Bound:
     """A bound for one problem and one capacity.
 
     words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
-    pairs, and R and C are the numbers of rows and keys with an attended pair. On a paged cache, C counts rows of pages,
-    each once however many sequences share it, n_q the rows of all sequences, and E the pages that are used. All bounds
-    are for algorithms that form every product of every attended pair (docs/lab/theory.md).
+    pairs, and R and C are the numbers of rows and keys with an attended pair. On a paged cache, C counts rows of pages
+    (a shared row once), n_q counts the rows of all sequences, and E counts the pages in use. All bounds
+    hold for algorithms that form every product of every attended pair (docs/lab/theory.md).
     """
 
     name: str
@@ -55,7 +55,7 @@ class Row:
 
     evaluate(stream, M): words of one stream of the problem in a cache of M words. applies(stream, M): whether the bound
     is valid. once(problem): words that all streams may share, counted once. any_order: also holds if sums are split and
-    merged. needs_scores: does not hold if P is given. The other fields are those of Bound.
+    merged. needs_scores: does not hold if P is given. The other fields are as in Bound.
     """
 
     name: str
@@ -327,7 +327,7 @@ ORDER_ONLY = (
 BOUNDS = PROVED + ORDER_ONLY
 
 
-MAX_WORDS = 10**300  # of a cache: a float holds it
+MAX_WORDS = 10**300  # limit of a cache, which still fits a float
 
 
 @checked_arguments
@@ -366,7 +366,7 @@ def lower_bound(problem: AnyProblem, words: int, *, p_given: bool = False, split
     """Return the largest proved bound on the words that any schedule moves on the problem in a cache of `words` words.
 
     The bound holds for every schedule that forms every product of every attended pair, adds up each sum one product at
-    a time, continues no partial sum of a score or of dP twice, and backward is not given the probabilities P. p_given,
-    split_sums: see `lower_bounds`.
+    a time, and continues no partial sum of a score or of dP twice; a backward schedule must not be given the
+    probabilities P. p_given, split_sums: see `lower_bounds`.
     """
     return lower_bounds(problem, words, p_given=p_given, split_sums=split_sums)[0]

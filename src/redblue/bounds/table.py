@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-TABLE = Path(__file__).with_name("phases.csv")  # both are written by `make certify`
+TABLE = Path(__file__).with_name("phases.csv")  # `make certify` writes this table and the next
 STORED = Path(__file__).with_name("phases_stored.csv")
 OVERSHOOT = 3  # the most charges that one step adds, where stores count
 
@@ -25,7 +25,7 @@ def _texts(direction: str, table: Path = TABLE) -> tuple[dict[str, str], ...]:
 def rows(direction: str, table: Path = TABLE) -> tuple[dict[str, float], ...]:
     """Return the table's rows for a direction: xi, xi_v, the weights, and the gain that they certify.
 
-    The rows of STORED have the column kept as well: the largest M / W for which they hold.
+    Rows of STORED also have the column `kept`: the largest M / W for which they are valid.
     """
     return tuple({column: float(value) for column, value in row.items()} for row in _texts(direction, table))
 
@@ -41,8 +41,9 @@ def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
     """Return a lower bound of loads plus sums begun, for any computation on `pairs` attended pairs.
 
-    The result is the maximum over phase lengths. A row of the table is valid for every xi and xi_v at least as large as
-    its own (a phase can then do less), hence for phases that touch up to W = min((d / xi)^2, (d_v / xi_v)^2) words.
+    The result is the maximum over phase lengths. A row of the table is valid for all xi and xi_v at least as large as
+    its own, because a phase can then do less work. So it is valid for phases that touch up to
+    W = min((d / xi)^2, (d_v / xi_v)^2) words.
     Floats choose the row; its bound is then computed in fractions, so rounding cannot raise it.
     """
     # By X, V = A3 Y is computed, so d words of A3 can replace d_v words of V: each word of V counts as d / d_v words.
@@ -60,7 +61,8 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
 def stored_charges(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
     """Return a lower bound of loads, sums begun (counted twice), and stores that loads make necessary (Theorem 10).
 
-    As phase_loads, but a row also needs M <= kept W, and a phase takes up to OVERSHOOT charges more than L.
+    Like phase_loads, except that a row also requires M <= kept W, and a phase takes up to OVERSHOOT more charges than
+    L.
     """
     values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
     best = 0

@@ -73,7 +73,7 @@ def link(name: str) -> Link:
 
 
 def is_cluster(text: object) -> bool:
-    """Whether a text is meant as a cluster: it has a link."""
+    """Whether a text names a link, as that of a cluster does."""
     return isinstance(text, str) and " over " in text
 
 

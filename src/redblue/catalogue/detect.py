@@ -24,7 +24,7 @@ class Cache:
     """One data (or unified) cache level of the CPU."""
 
     level: int  # 1, 2, 3
-    capacity_bytes: int  # of one instance
+    capacity_bytes: int  # per instance
     count: int  # instances in the machine
     line_bytes: int | None = None
     ways: int | None = None

@@ -44,12 +44,12 @@ LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
 # them, and plans of GPU kernels use them.
 FACTS = {
     "shaders": "shaders",  # float32 lanes of the whole machine
-    "lanes": "lanes_per_core",  # of one core; a core is an SM or compute unit, counted by the fastest level
+    "lanes": "lanes_per_core",  # per core; a core is an SM or compute unit, counted by the fastest level
     "clock": "clock_hertz",  # boost
-    "shared_memory": "shared_memory_bytes",  # of one core, for all its thread blocks together
-    "unified_l1": "unified_l1_bytes",  # of one core: L1 cache and shared memory share it
-    "registers": "registers_bytes",  # of one core
-    "tensor_memory": "tensor_memory_bytes",  # of one core
+    "shared_memory": "shared_memory_bytes",  # per core, for all its thread blocks together
+    "unified_l1": "unified_l1_bytes",  # per core: L1 cache and shared memory share it
+    "registers": "registers_bytes",  # per core
+    "tensor_memory": "tensor_memory_bytes",  # per core
     "compute_capability": "compute_capability",  # NVIDIA's, times ten: 86 for 8.6
 }
 
@@ -59,7 +59,7 @@ class Level:
     """One kind of memory in the machine."""
 
     name: str  # "registers", "L1d", "shared memory", "L2", "L3", "DRAM" ...
-    capacity_bytes: int | None  # of one instance (one SM's shared memory, one core's L1d); None: unknown or unbounded
+    capacity_bytes: int | None  # per instance (one SM's shared memory, one core's L1d); None: unknown or unbounded
     count: int = 1  # instances in the machine
     bandwidth_bytes_per_second: float | None = None  # reads by the next faster level, all instances; None: unknown
     line_bytes: int | None = None

@@ -12,7 +12,7 @@ from redblue.base.integers import LARGEST
 
 CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 
-MOST_PER_SECOND = 1e24  # limit of rates, a million times those of today's machines; LARGEST limits the other figures
+MOST_PER_SECOND = 1e24  # limit of rates, a million times today's machines; LARGEST limits the other figures
 # For each kind of figure: its allowed units, and the factor to its base unit (bytes, bytes per second, operations per
 # second, hertz, nanoseconds, or a number of pieces).
 UNITS: dict[str, dict[str, float]] = {

@@ -1,1 +1,1 @@
-"""The command line: one module per command, and what the commands share."""
+"""The command line: one module per command, and shared modules."""

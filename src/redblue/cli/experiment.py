@@ -1,4 +1,4 @@
-"""`redblue experiment`: measure, and write the figure and the page that docs/results shows."""
+"""`redblue experiment`: run an experiment, and write the figure and the page that docs/results shows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(
     only_draw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the JSON file again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure, and write the figure and the page that docs/results shows. An interrupted run can be continued."""
+    """Run an experiment, and write the figure and page that docs/results shows. An interrupted run can continue."""
     from redblue.studies import experiments
     from redblue.studies.experiments.terminal import result_text
 
@@ -52,7 +52,7 @@ def command(
 
 
 def _list(as_json: bool) -> None:
-    """Print the name and the question of every experiment, and what this machine lacks to run it."""
+    """Print the name and the question of every experiment, and the requirements that this machine lacks."""
     from redblue.studies import experiments
     from redblue.studies.experiments.terminal import experiments_table
 

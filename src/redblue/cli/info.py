@@ -1,4 +1,4 @@
-"""`redblue info`: this machine as the compiled kernels see it."""
+"""`redblue info`: the properties of this machine that the compiled kernels use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPILOG = "Example: redblue info. Another instruction set: REDBLUE_ISA=avx2 redbl
 
 
 def command(as_json: Json = False) -> None:
-    """This machine as the kernels see it: instruction sets, the one chosen, caches, threads."""
+    """This machine's properties for the kernels: instruction sets, the chosen one, caches, threads."""
     data = describe()
     show(data, _tables(data), as_json)
 

@@ -1,7 +1,7 @@
 """The command line: one module of this package per command. Bad input exits with status 2, never with a traceback.
 
 A command is added by a module NAME.py and by its name in COMMANDS. The module holds the function `command`, and
-`EPILOG` with an example for its --help; or `app`, a typer.Typer with commands of its own. Every command has --json.
+`EPILOG` with an example for its --help; or `app`, a typer.Typer with subcommands. Every command has --json.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def _help_hint(error: Any) -> list[str]:
 
 
 def _discard_output(error: OSError) -> int:
-    """End the use of a standard output that cannot be written; return the exit status.
+    """Discard further output after standard output failed; return the exit status.
 
-    A reader that has seen enough, such as head, is no error. Without the last step, Python would try to write the
-    rest of the output at its exit, and report a second error.
+    A reader that closes early, such as head, is no error. Without the last step, Python would try to write the rest of
+    the output at its exit, and report a second error.
     """
     closed = error.errno == errno.EPIPE
     status = (

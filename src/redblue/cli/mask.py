@@ -1,4 +1,4 @@
-"""`redblue mask`: the pairs that a mask keeps, as numbers and as a picture."""
+"""`redblue mask`: the attended pairs of a mask, as numbers and as a picture."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def measure(
     The type is float32 unless --dtype says otherwise.
     """
     if using == "interpreter":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which has not happened yet
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported, later
     with working("measuring"):
         result = registry.measure(
             problem,

@@ -69,17 +69,17 @@ Words = Annotated[int | None, size("--words", help="Capacity of the cache, in wo
 
 
 def schedule_names(incomplete: str) -> list[str]:
-    """The schedules whose names begin so, for the shell's completion."""
+    """The names of schedules that begin with `incomplete`, for the shell's completion."""
     return [name for name in schedules.list_schedules() if name.startswith(incomplete)]
 
 
 def memory_names(incomplete: str) -> list[str]:
-    """The machines whose names begin so, for the shell's completion."""
+    """The names of machines that begin with `incomplete`, for the shell's completion."""
     return [name for name in (*list_memories(), THIS_MACHINE) if name.startswith(incomplete)]
 
 
 def model_names(incomplete: str) -> list[str]:
-    """The models whose names begin so, for the shell's completion."""
+    """The names of models that begin with `incomplete`, for the shell's completion."""
     return [name for name in list_models() if name.startswith(incomplete)]
 
 
@@ -96,12 +96,12 @@ ModelName = Annotated[str | None, typer.Argument(help="Catalogue name or config.
 
 
 def known_schedule(name: str | None) -> str | None:
-    """Return the name of a schedule, or None, as it is. Raises UnknownName before the other arguments are looked at."""
+    """Return the name of a schedule, or None, unchanged. Raises UnknownName before other arguments are checked."""
     return None if name is None else schedules.get(name).name
 
 
 def parse_mask(text: str) -> Mask:
-    """Make the mask that a name on the command line stands for. Raises RedblueError, which lists the names."""
+    """Make the mask of a name on the command line. Raises RedblueError, which lists the names."""
     return parse(text)
 
 
@@ -162,7 +162,7 @@ def in_pages(problem: Problem, page: Page = None, prefix: Prefix = None, v_in_k:
 
 
 def with_any_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Do as `with_problem`, with the options of `in_pages`, too: the problem may have its keys in pages."""
+    """Do the same as `with_problem`, with the options of `in_pages` in addition: keys may lie in pages."""
     options = [p for p in inspect.signature(in_pages, eval_str=True).parameters.values() if p.name != "problem"]
 
     @functools.wraps(command)
@@ -175,7 +175,7 @@ def with_any_problem(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_problem(command: Callable[..., None], dtype: str | None = None) -> Callable[..., None]:
-    """Give a command the options of `make_problem` beside its own, and call it with the problem made from them.
+    """Add the options of `make_problem` to a command, and call it with the problem made from them.
 
     dtype: the number type if --dtype is left out; None stands for the default of `make_problem`.
     """

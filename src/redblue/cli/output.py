@@ -14,11 +14,12 @@ from redblue.base.terminal import console, message
 def show(data: Any, table: RenderableType, as_json: bool) -> None:
     """Print one result on standard output: `data` as JSON for a program, or `table` for a person."""
     if as_json:
-        print(json.dumps(data, indent=2).replace("\x7f", "\\u007f"))  # the one control character that dumps leaves
+        # dumps escapes every other control character
+        print(json.dumps(data, indent=2).replace("\x7f", "\\u007f"))
     else:
         console().print(table)
 
 
 def written(path: str | os.PathLike[str]) -> None:
-    """Say on standard error that a file was written."""
+    """Report on standard error that a file was written."""
     message(f"written: {path}")

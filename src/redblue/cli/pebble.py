@@ -1,4 +1,4 @@
-"""`redblue pebble ...`: the pebble game from the terminal, as five commands."""
+"""`redblue pebble ...`: five commands of the pebble game."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _verdict_data(verdict: pebble.Verdict) -> dict[str, Any]:
 
 
 def _show(data: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    """Print one game: as JSON, or as a sentence or two above a row of its figures."""
+    """Print one game: as JSON, or as one or two sentences above a row of its figures."""
     rows = table((), FIGURES)
     rows.add_row(*(f"{x:,}" if isinstance(x, int | float) else str(x) for x in map(data.__getitem__, FIGURES)))
     show(data, Group(*map(Text, lines), rows), as_json)
@@ -156,7 +156,7 @@ def solve(
 
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
-    """Run the exact search, with its best game and bound so far on standard error."""
+    """Run the exact search; report its best cost and bound so far on standard error."""
     with working("searching") as say:
 
         def progress(now: pebble.Progress) -> None:

@@ -43,7 +43,7 @@ def _run(file: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while they are made
+    sys.modules[name] = module  # the decorator of dataclasses looks up their module
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""`redblue sparse`: one mask, the words of every schedule and mask format, beside both lower bounds."""
+"""`redblue sparse`: the words of every schedule and mask format for one mask, with both lower bounds."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ AXES = {
 
 
 def _with_axes(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per axis beside its own, and call it with a dict of all axes as its first argument."""
+    """Add one option per axis to a command, and call it with a dict of all axes as its first argument."""
     parameters = []
     for name, text in AXES.items():
         flags = [f"--{name.replace('_', '-')}", *(["-m"] if name == "memory" else [])]

@@ -20,7 +20,7 @@ from redblue.schedules import Schedule, is_users
 
 
 def counts_table(counts: Iterable[Count], remarks: Sequence[str]) -> StackingTable:
-    """Counts, a row for each schedule; `remarks` stand below the table."""
+    """Counts, a row for each schedule. remarks: lines below the table."""
     lines = table(
         ("schedule\ntiles",), ("words", "reads\nwrites", "peak held", "flops"), caption="\n".join(remarks) or None
     )
@@ -66,11 +66,11 @@ def bounds_table(bounds: Iterable[Bound]) -> StackingTable:
 
 
 def recount_table(recounts: Iterable[Recount]) -> StackingTable:
-    """Printed figures beside their recount."""
+    """Printed figures and their recounts."""
     lines = table(
         ("what\nschedule, tiles\nformula\nsource",),
         ("expected", "counted", "ratio"),
-        caption="expected: what the algorithm's lines add up to (words), or what is printed (GB)",
+        caption="expected: the sum of the algorithm's lines (words), or the printed figure (GB)",
     )
     for each in recounts:
         expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))

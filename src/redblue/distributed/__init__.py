@@ -5,7 +5,7 @@ from redblue.base.errors import RedblueError
 try:
     import torch  # noqa: F401
 except ImportError:
-    raise RedblueError("attention over processes is PyTorch's: pip install 'redblue[torch]'") from None
+    raise RedblueError("attention over processes needs PyTorch: pip install 'redblue[torch]'") from None
 
 from redblue.distributed.failures import ProcessFailed
 from redblue.distributed.operator import attention

@@ -1,6 +1,6 @@
-"""What all processes of a call must agree on: they tell each other before anything moves, so that none waits in vain.
+"""The exchange of arguments before a distributed call: it ensures that all processes agree, so that none waits forever.
 
-A process whose own arguments are wrong says so to the others, and every process raises an error.
+A process whose arguments are wrong reports this to the others, and every process raises an error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TAG = 1 << 20  # beyond the tags of the call's own messages
 class Shard(NamedTuple):
     """The arguments of one process.
 
-    queries, keys: its number of tokens. seed: of dropout; rank 0's counts. call: what must be the same in all
-    processes.
+    queries, keys: its numbers of tokens. seed: the seed of dropout; all ranks use that of rank 0. call: the values that
+    must be the same in all processes.
     """
 
     queries: int
@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
 
 def agree(own: Shard | Exception, group: dist.ProcessGroup, device: torch.device, failures: Failures) -> list[Shard]:
-    """The shards of all processes, by rank. Raises RedblueError in every process unless all calls are alike."""
+    """The shards of all processes, by rank. Raises RedblueError in every process unless all calls agree."""
     record = {"error": str(own)} if isinstance(own, Exception) else own._asdict()
     records = _all_records(record, group, device, failures)
     if isinstance(own, Exception):
@@ -62,10 +62,10 @@ def agree(own: Shard | Exception, group: dist.ProcessGroup, device: torch.device
 def _all_records(
     record: dict[str, Any], group: dist.ProcessGroup, device: torch.device, failures: Failures
 ) -> list[dict[str, Any]]:
-    """Send a record to every process and receive theirs; point to point, so that a missing process is known by rank."""
+    """Exchange records with every process, point to point, so that the rank of a missing process is known."""
     text = json.dumps(record).encode()
     if len(text) > RECORD_BYTES:
-        text = json.dumps({"error": record.get("error", "its arguments take too long a text")[:1000]}).encode()
+        text = json.dumps({"error": record.get("error", "the text of its arguments is too long")[:1000]}).encode()
     own = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
     own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     own = own.to(device)
@@ -93,7 +93,7 @@ def digest_of_mask(mask: Mask) -> str:
 
 
 def _digest_of_rule(rule: Rule, parts: list[str]) -> str:
-    if rule.operator is not None:  # & and | take their parts in any order
+    if rule.operator is not None:  # the order of the parts of & and | is arbitrary
         return _digest(rule.operator.__name__, *sorted(parts))
     own = [getattr(rule, field.name) for field in dataclasses.fields(rule) if field.name != "rules"]  # pyright: ignore
     return _digest(type(rule).__name__, *parts, *own)

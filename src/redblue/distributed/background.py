@@ -1,5 +1,7 @@
-"""Threads that wait in the place of the main thread, so that an interrupt (Ctrl-C) and a stalled store end no wait in
-vain: PyTorch's own waits return only when they are over."""
+"""Threads that wait instead of the main thread, so that Ctrl-C or a stalled store can end a wait.
+
+PyTorch's own waits cannot be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class Background:
         self._tasks: SimpleQueue[Any] | None = None
 
     def start(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function; the result or the error is the future's."""
+        """Run a function in the thread; return a future of its result or error."""
         if self._tasks is None:
             self._tasks = SimpleQueue()
             threading.Thread(target=_run_all, args=(self._tasks,), name="redblue", daemon=True).start()
@@ -26,7 +28,7 @@ class Background:
         return future
 
     def abandon(self) -> None:
-        """Give up the thread, whose function may never return; the next function gets a new thread."""
+        """Abandon the thread, whose function may never return; the next function gets a new thread."""
         if self._tasks is not None:
             self._tasks.put(None)
         self._tasks = None

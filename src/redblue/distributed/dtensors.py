@@ -1,4 +1,4 @@
-"""DTensors that are sharded along their tokens: their local parts, and outputs like them."""
+"""DTensors that are sharded along their tokens: their local parts, and outputs with the same sharding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def is_distributed(x: Any) -> bool:
 
 
 def local_parts(q: Any, k: Any, v: Any, placement: Any) -> tuple[Any, Any, Any, Placement | str]:
-    """The local parts of q, k and v, and where DTensor places their tokens. Raises RedblueError for other shardings."""
+    """The local parts of q, k and v, and the placement of their tokens. Raises RedblueError for other shardings."""
     from torch.distributed.tensor import Shard
 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not is_distributed(x):
-            raise RedblueError(f"{name} must be a DTensor, as q, k and v all are or none is, got {type(x).__name__}")
+            raise RedblueError(
+                f"{name} must be a DTensor, because q, k and v must all be DTensors or none, got {type(x).__name__}"
+            )
         if x.device_mesh != q.device_mesh or x.device_mesh.ndim != 1:
-            raise RedblueError(f"{name} must be on a mesh of one dimension, that of q, got {x.device_mesh}")
+            raise RedblueError(f"{name} must be on q's mesh, of one dimension, got {x.device_mesh}")
         if list(x.placements) != [Shard(x.ndim - 2)]:
             raise RedblueError(
                 f"{name} must be sharded along its tokens, Shard({x.ndim - 2}), got {list(x.placements)}: redblue."
@@ -52,7 +54,7 @@ def from_local(x: Any, mesh: Any, dim: int, n: int) -> Any:
 
 
 def _chunks(n: int, count: int) -> Placement:
-    """The placement of torch.chunk, which DTensor follows: parts of ceil(n / count) tokens while there are any."""
+    """The placement of torch.chunk, which DTensor uses: parts of ceil(n / count) tokens until none are left."""
     edges = np.minimum(np.arange(count + 1) * -(-n // count), n)
     parts = (np.arange(a, b) for a, b in pairwise(edges))
     return Placement("chunks of a DTensor", tuple(parts))

@@ -1,9 +1,9 @@
 """Failures of other processes: errors that name the rank that died or stalled.
 
-A process that waits for another one in vain cannot know whether that one failed, or itself waits in vain. So each
-process that waits for long writes down the rank that it waits for, where all can read it, and follows what others wrote
-down to a rank that wrote nothing. The store of these notes may live in a process that fails, so the notes are read
-while it lives, and no process depends on its answer.
+If a wait takes long, the awaited process has either failed or is itself waiting for another one. So each process that
+waits for long writes a note with the awaited rank to a shared store. It follows the notes of others to a rank without a
+note: this rank failed. The process that hosts the store may fail, too, so notes are read while the store answers, and
+no process depends on its answer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.distributed import distributed_c10d
 from redblue.base.errors import RedblueError
 from redblue.distributed.background import Background
 
-TICK_SECONDS = 0.5  # between looks at the notes, during a wait
-GRACE_SECONDS = 1.0  # how long the store may take to answer
+TICK_SECONDS = 0.5  # between readings of the notes, during a wait
+GRACE_SECONDS = 1.0  # time limit for an answer of the store
 
 
 class _Local(threading.local):
-    """The thread that waits in the place of a thread of the user."""
+    """The thread that waits on behalf of a user's thread."""
 
     def __init__(self) -> None:
         self.waits = Background()
@@ -53,7 +53,7 @@ class Failures:
         self.prefix = f"redblue/{getattr(group, 'group_name', '')}"
         self.on_host = dist.get_backend(group) == "gloo"  # other backends' waits order streams, and return at once
         self.host = _rank_of_store(group)
-        self.known: dict[int, int] = {}  # for whom the ranks waited when this process last looked
+        self.known: dict[int, int] = {}  # the rank that each rank waited for when this process last read the notes
 
     def wait(self, work: Any, rank: int) -> None:
         """Wait for a message from or to a rank. Raises ProcessFailed, which names the rank that failed."""
@@ -65,7 +65,7 @@ class Failures:
             try:
                 self._watch(waiting, rank)
             finally:
-                if not waiting.done():  # interrupted
+                if not waiting.done():  # the wait was interrupted
                     _local.waits.abandon()
 
     def _watch(self, waiting: Future[Any], rank: int) -> None:
@@ -84,7 +84,7 @@ class Failures:
 
     @contextmanager
     def named(self, *ranks: int) -> Iterator[None]:
-        """Turn an error of a wait for these ranks into ProcessFailed, which names the rank that failed."""
+        """Convert an error of a wait for these ranks to ProcessFailed, which names the rank that failed."""
         try:
             yield
         except RedblueError:
@@ -99,16 +99,16 @@ class Failures:
             ) from error
 
     def _culprit(self, suspect: int) -> int:
-        """The rank that failed: the end of the notes that begin at the rank that this process waited for."""
+        """The rank that failed: the notes are followed from the rank that this process waited for to their end."""
         found = _answer(lambda: self._look(suspect, wait_seconds=GRACE_SECONDS / 2))
         if found is None and suspect not in self.known and self.host is not None:
             return self.host  # the process that hosts the store does not answer
         if self.host == self.rank:
-            time.sleep(2 * TICK_SECONDS)  # other processes must see this one's note before the store may go
+            time.sleep(2 * TICK_SECONDS)  # other processes must read this note before this process may end the store
         return self._end(suspect)
 
     def _look(self, suspect: int, wait_seconds: float = 0.0) -> bool:
-        """Write down for whom this process waits, and read what the others wrote down."""
+        """Write the note of this process, and read the notes of the others."""
         store = _store()
         store.set(self._key(self.rank), str(suspect))
         end = time.monotonic() + wait_seconds
@@ -125,7 +125,7 @@ class Failures:
         return True
 
     def _end(self, suspect: int) -> int:
-        """The end of the notes; the suspect itself if it waits for this process, because it was late."""
+        """The rank at which the notes end; the suspect itself if it waits for this process, because it was late."""
         rank, seen = suspect, {suspect}
         while rank in self.known:
             rank = self.known[rank]
@@ -139,7 +139,7 @@ class Failures:
 
 
 def _answer(ask: Callable[[], bool]) -> bool | None:
-    """The answer of the store; None: it does not answer, because the process where it lives failed."""
+    """The answer of the store; None: it does not answer, because its host process failed."""
     try:
         return _notes.start(ask).result(2 * GRACE_SECONDS)
     except Exception:
@@ -152,7 +152,7 @@ def _store() -> distributed_c10d.Store:
 
 
 def _rank_of_store(group: dist.ProcessGroup) -> int | None:
-    """The rank of the process where the store lives; None if it lives in none of them: in a file, or in torchrun."""
+    """The rank of the process that hosts the store; None if no rank does: the store is a file, or in torchrun."""
     store: Any = _store()
     while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store

@@ -1,4 +1,4 @@
-"""Process groups, as users name them."""
+"""Conversion of a user's `group` argument to a process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redblue.base.errors import RedblueError
 
 
 def group_of(group: Any) -> dist.ProcessGroup:
-    """The process group: a group, that of a DeviceMesh of one dimension, or the default group if None."""
+    """The process group of a group or of a DeviceMesh of one dimension; the default group for None."""
     if not dist.is_available() or not dist.is_initialized():
         raise RedblueError("no process group: call torch.distributed.init_process_group first, in every process")
     if group is None:

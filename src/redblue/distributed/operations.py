@@ -28,7 +28,7 @@ Rows = Any  # an index of rows: a slice, or a tensor of numbers
 class Block(NamedTuple):
     """The queries and keys of one computation.
 
-    queries, keys: the rows of the concatenated shards that it computes with. mask: among these rows. at_queries,
+    queries, keys: the rows of the concatenated shards that the block uses. mask: the mask among these rows. at_queries,
     at_keys: their positions in the sequences.
     """
 
@@ -42,8 +42,9 @@ class Block(NamedTuple):
 class Operations:
     """The operations of one layout.
 
-    options: those of the whole; arrays are (batch, heads) or (heads,), and a bias has the rows of this process's
-    queries. dtype: of the inputs. bias_gradient: whether the backward pass adds up dbias, in the type of sums.
+    options: the options of the whole call; arrays are (batch, heads) or (heads,), and a bias has the rows of this
+    process's queries. dtype: the type of the inputs. bias_gradient: whether the backward pass adds up dbias, in the
+    type of sums.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Operations:
         dout, lse, delta = (
             _stacked(tensors, array)[..., _index(block.queries), :] for array in ("dout", "lse", "delta")
         )
-        # The kernels subtract the row sums of dout * out - dlse: without out, -delta in the place of dlse gives delta.
+        # The kernels subtract the row sums of dout * out - dlse. With out = 0 and dlse = -delta, these are delta.
         nothing = torch.zeros((), dtype=dout.dtype, device=dout.device).expand(dout.shape)
         own, group = self._options(block, process), q.shape[-3] // k.shape[-3]
         repeated = group > 1 and per_head(block.mask)  # the kernels take one mask per key head
@@ -187,7 +188,7 @@ class Operations:
 
     # Sums -------------------------------------------------------------------------------------
     def merge(self, shapes: Shapes, tensors: Tensors, writes: Shapes, layout: Layout) -> Tensors:
-        """The results of all heads of a process's queries, from those of the processes that computed them."""
+        """The results of all heads for a process's queries, merged from the processes that computed them."""
         (whole, log), rows = writes, next(iter(writes.values())).rows
         by_part: dict[int, list[Part]] = {}
         for name in tensors:
@@ -219,7 +220,7 @@ class Operations:
         return {total: result}
 
     def add(self, shapes: Shapes, tensors: Tensors, writes: Shapes, layout: Layout) -> Tensors:
-        """Add what several makers computed, for parts of its rows and heads, to the total of a process's rows."""
+        """Add the results of several makers, for parts of a process's rows and heads, to the total of its rows."""
         ((total, shape),) = writes.items()
         for name, x in tensors.items():
             if name == total:
@@ -242,12 +243,12 @@ class Operations:
 
 
 def _blocks_of(layout: Layout) -> dict[Any, Block | None]:
-    """The blocks of a layout so far; kept with the layout, because masks take long to evaluate."""
+    """The cached blocks of a layout; stored in the layout, because masks take long to evaluate."""
     return layout.__dict__.setdefault("_blocks", {})
 
 
 def block_of(c: Layout, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
-    """The part of the owners' queries, and of the shards' keys, with which a process computes."""
+    """The owners' queries, and the shards' keys, that a process uses; None if no pair attends."""
     p = c.problem
     at_q = np.concatenate([c.queries.positions[i][c.query_rows(process, i)] for i in owners])
     at_k = np.concatenate([c.keys.positions[i][c.needed_keys(process, i)] for i in shards])
@@ -274,7 +275,7 @@ def part_of_heads(mask: Mask, parts: int, part: int) -> Mask:
 
 
 def _ascending(positions: np.ndarray) -> Any:
-    """The index that puts positions into ascending order."""
+    """The index that sorts positions in ascending order."""
     return slice(None) if (np.diff(positions) > 0).all() else np.argsort(positions)
 
 
@@ -293,7 +294,7 @@ def _index(rows: Any) -> Any:
 
 
 def _stacked(tensors: Tensors, array: str) -> Tensor:
-    """The rows of all shards of an array, one behind the other."""
+    """The concatenated rows of all shards of an array."""
     parts = [x for name, x in tensors.items() if name.array == array]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
 
@@ -301,7 +302,7 @@ def _stacked(tensors: Tensors, array: str) -> Tensor:
 def _by_shard(names: Sequence[Part], writes: Shapes, rows: Any) -> list[tuple[Part, Any, Any]]:
     """Return (name, computed rows of its block, places of these rows among the results) for each name.
 
-    rows: the rows of all blocks, one behind the other, in the order of the results.
+    rows: the concatenated rows of all blocks, in the order of the results.
     """
     total = sum(len(writes[name].rows) for name in names)
     if len(names) == 1:

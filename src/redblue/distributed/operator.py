@@ -54,26 +54,26 @@ def attention(
     return_lse: bool = False,
     **options: Unpack[DistributedArguments],
 ) -> Any:
-    """Exact attention on sequences of which each process holds some tokens; autograd included.
+    """Exact attention on sequences whose tokens are distributed over processes; with autograd.
 
     q (..., H, own queries, d), k (..., H_kv, own keys, d), v (..., H_kv, own keys, d_v): this process's part of the
     tokens, as `shard` makes it; PyTorch tensors of the CPU (with gloo) or of a GPU (with NCCL), or DTensors that are
     sharded along their tokens on a mesh of one dimension. Leading dimensions are equal in q, k and v.
 
-    mask: of the whole sequences; None: Mask.full(). Only keys that somebody attends are sent.
+    mask: the mask of the whole sequences; None: Mask.full(). Only attended keys are sent.
     group: a process group or a DeviceMesh of one dimension; the default group if None.
-    placement: which tokens each process holds: "contiguous", "zigzag", "striped", or the result of `best_placement`.
-    schedule: "ring", "all_gather", "head_parallel", "ring_heads", "mesh", or "auto": the one by which the busiest
-    process moves the fewest words.
-    return_lse: also give the log-sum-exp (..., H, own queries); differentiable.
-    Further options are those of `redblue.attention` and mean the same for the whole sequences. Without a seed, rank 0
-    draws it. A bias is (..., H, own queries, all keys), and needs queries that stay: "ring" or "all_gather". Dropout
-    drops the same probabilities as one process would. The gradients of sinks, and of a bias that is broadcast, are the
-    part of a process's own queries: add them up over the processes.
+    placement: the tokens that each process holds: "contiguous", "zigzag", "striped", or the result of `best_placement`.
+    schedule: "ring", "all_gather", "head_parallel", "ring_heads", "mesh", or "auto": the schedule whose busiest process
+    moves the fewest words.
+    return_lse: also return the log-sum-exp (..., H, own queries); differentiable.
+    Further options are options of `redblue.attention` and mean the same for the whole sequences. Rank 0 draws a missing
+    seed. A bias is (..., H, own queries, all keys), and needs the schedule "ring" or "all_gather", because queries must
+    stay. Dropout drops the same probabilities as one process would. The gradients of sinks, and of a broadcast bias,
+    cover only a process's own queries: add them up over the processes.
 
-    Every process of the group must call it, with equal options. Returns this process's part of the output, or (out,
-    lse). Raises RedblueError in every process if an argument of any process is wrong or differs from that of another
-    one, and ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
+    Every process of the group must call this function, with equal options. Returns this process's part of the output,
+    or (out, lse). Raises RedblueError in every process if an argument of any process is wrong or differs between
+    processes. Raises ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
     """
     processes = group_of(_mesh_of(q) if group is None and is_distributed(q) else group)
     failures = Failures(processes)
@@ -83,7 +83,7 @@ def attention(
         own: Any = call.shard
     except RedblueError as error:
         own = error
-    except Exception as error:  # the other processes must hear of it, too
+    except Exception as error:  # report it to the other processes, too
         own = RedblueError(f"{type(error).__name__}: {error}")
         own.__cause__ = error
     device = q.device if isinstance(q, Tensor) and not is_distributed(q) else torch.device("cpu")
@@ -91,7 +91,7 @@ def attention(
     layout = _layout(call, shards, dist.get_world_size(processes))
     q, k, v = call.tensors
     if layout is None:
-        out, lse = api.attention(q, k, v, return_lse=True, sinks=call.options.sinks)  # neither pairs nor words
+        out, lse = api.attention(q, k, v, return_lse=True, sinks=call.options.sinks)  # there are no pairs to compute
     else:
         own_options = call.options._replace(bias=None, sinks=None, seed=shards[0].seed, **call.by_head)
         arrays = *call.flat, call.flat_bias, call.options.sinks
@@ -104,7 +104,7 @@ def attention(
 
 
 class Call(NamedTuple):
-    """The checked arguments of one process. tensors: its parts of q, k and v. mesh: of DTensors."""
+    """The checked arguments of one process. tensors: its parts of q, k and v. mesh: the mesh of DTensors."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     options: Options
@@ -124,7 +124,7 @@ class Call(NamedTuple):
 
     @property
     def planes(self) -> Mask | None:
-        """A mask with planes, with one leading dimension as `flat`; None: one mask for all."""
+        """A mask with planes, with one leading dimension like `flat`; None: one mask for all."""
         mask, lead = _mask(self.options), self.tensors[0].shape[:-3]
         if len(lead) < 2 or len(mask.lead) < 2:
             return mask if mask.lead else None
@@ -234,7 +234,8 @@ def _checked(
     if bias is not None:
         if schedule not in ("auto", *STATIONARY):
             raise RedblueError(f"schedule must be {' or '.join(STATIONARY)}, or auto, with a bias, got {schedule!r}")
-        sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)  # of the whole; compared once it is known
+        # n_k of the whole, which is checked when it is known
+        sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)
     for name, _, x in record.present_arrays():
         check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
     check_gradients(record)
@@ -242,7 +243,7 @@ def _checked(
 
 
 def _as_autocast(x: Tensor) -> Tensor:
-    """The tensor in the type of autocast, where that is on; float64 stays."""
+    """The tensor in the type of autocast, where autocast is on; float64 is not converted."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64 or not x.is_floating_point():
         return x
@@ -301,7 +302,7 @@ def chosen(
     placement: str | Placement,
     per_head: Mask | None = None,
 ) -> Layout:
-    """The layout, of these schedules, on which the busiest process moves the fewest words."""
+    """The layout of these schedules whose busiest process moves the fewest words."""
     required = len(schedules) == 1
     every = [c for name in schedules for c in _layouts(name, problem, processes, placement, per_head, required)]
     return network.fewest_words(every)

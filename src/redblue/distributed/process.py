@@ -12,14 +12,14 @@ from torch import Tensor
 from redblue.distributed.failures import Failures
 from redblue.machine.network import Message, Name, Network, Shape, row_index
 
-Work = Any  # of torch.distributed
+Work = Any  # a Work object of torch.distributed
 
 
 class Process(Network):
     """This process, rank `rank` of the group.
 
-    operations: as NumericNetwork's, on tensors (..., rows, columns). empty(name, rows): a tensor to receive into.
-    Messages are sent and received while the process computes; a block is waited for when it is read.
+    operations: as for NumericNetwork, on tensors (..., rows, columns). empty(name, rows): a tensor to receive into.
+    Messages are sent and received while the process computes; reading a block waits for its arrival.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Process(Network):
 
     def _started(self, operations: list[dist.P2POp]) -> list[Work]:
         works = dist.batch_isend_irecv(operations)
-        return works if len(works) == len(operations) else works * len(operations)  # one work for a whole batch
+        # Some backends return one work for the whole batch
+        return works if len(works) == len(operations) else works * len(operations)
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
@@ -114,13 +115,13 @@ class Process(Network):
         if process != self.rank:
             return
         for name in names:
-            if name in self.arriving:  # nothing read it, but it must arrive before its memory is given back
+            if name in self.arriving:  # not read, but it must arrive before its memory is freed
                 self.read(name)
             self.shapes.pop(name, None)
             self.tensors.pop(name, None)
 
     def finish(self) -> None:
-        """Wait until everything that this process sent has left."""
+        """Wait until all messages of this process have been sent."""
         for work, target, _ in self.leaving:
             self.failures.wait(work, target)
         self.leaving.clear()

@@ -1,4 +1,4 @@
-"""Sequences over several processes: their parts, and the whole from its parts."""
+"""Sequences over several processes: `shard` cuts them into parts, `gather` joins the parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redblue.schedules.network import Placement, placement_of
 
 
 def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
-    """This process's part of a tensor that every process holds whole.
+    """This process's part of a tensor that every process holds completely.
 
     dim: the dimension of tokens. placement: "contiguous", "zigzag", "striped", or the result of `best_placement`.
     group: a process group or a DeviceMesh of one dimension; the default group if None.
@@ -33,7 +33,7 @@ def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any
 def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
     """The whole tensor, in every process, from the parts that `shard` makes.
 
-    Arguments as for `shard`. Differentiable: a part's gradient is the sum of what all processes computed for it.
+    Arguments as for `shard`. Differentiable: a part's gradient is the sum of its gradients in all processes.
     """
     own = group_of(group)
     call: Any = None
@@ -55,7 +55,7 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
 
 
 def _shared(x: Tensor, dim: int, placement: Any) -> dict[str, Any]:
-    """What must be the same in all processes that gather."""
+    """The values that must be the same in all processes that gather."""
     if not isinstance(placement, Placement):
         placement_of(placement, 0, 1)  # raises RedblueError for an unknown name
     others = list(x.shape)

@@ -1,7 +1,7 @@
-"""A Hugging Face kernel repository whose functions are redblue's, for transformers' attn_implementation="org/repo".
+"""Write a Hugging Face kernel repository of redblue's functions, for transformers' attn_implementation="org/repo".
 
-`python -m redblue.integrations.hub_kernel FOLDER` writes it. The repository holds no kernels of its own: it imports
-redblue, which must be installed where it is used. docs/guide/flash-attn.md says how to publish it and how to try it.
+`python -m redblue.integrations.hub_kernel FOLDER` writes it. The repository holds no kernels: it imports redblue, which
+must be installed where it is used. docs/guide/flash-attn.md says how to publish it and how to try it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from redblue.base.errors import RedblueError
 from redblue.base.version import VERSION
 
 NAME = "redblue-flash-attn"
-REVISION = 1  # of the repository; transformers asks for version 1 of a repository that it does not know
-# `torch-cpu` is for builds of PyTorch without CUDA. A build with CUDA takes only `torch-universal`, even without a GPU.
+REVISION = 1  # version of the repository; transformers requests version 1 of a repository that it does not know
+# `torch-cpu` is for builds of PyTorch without CUDA. Builds with CUDA load only `torch-universal`, even without a GPU.
 VARIANTS = ("torch-cpu", "torch-universal")
 FUNCTIONS = (
     "flash_attn_func",
@@ -49,7 +49,7 @@ tags:
 FlashAttention 2's functions for CPUs and GPUs, in float32, bfloat16, float16 and float64, forward and backward. This
 repository imports the package `redblue`, which must be installed: `pip install 'redblue[torch]'`.
 """
-OURS = b"imports the package `redblue`"  # in the card of every version
+OURS = b"imports the package `redblue`"  # text in the card of every version
 
 
 def write(folder: str | Path) -> Path:
@@ -86,7 +86,7 @@ def _metadata(variant: str) -> dict[str, object]:
         "version": REVISION,
         "license": "Apache-2.0",
         "backend": {"type": "cpu"},
-        "python-depends": [],  # only packages that `kernels` knows may stand here
+        "python-depends": [],  # `kernels` allows only packages that it knows
     }
 
 

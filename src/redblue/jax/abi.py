@@ -29,7 +29,7 @@ METADATA = 1  # the type of the extension by which XLA asks for a handler's vers
 EXECUTE = 3  # the stage in which a handler computes
 BUFFER, STRING = 1, 4  # types of an argument or result, and of an attribute
 INVALID_ARGUMENT, INTERNAL = 3, 13  # error codes
-QUIET_SECONDS = 0.1  # without a call, after which no further call is expected
+QUIET_SECONDS = 0.1  # after so long without a call, no further call is expected
 UNSUPPORTED = -1  # a version that no XLA has
 
 # The number types of XLA that redblue reads
@@ -139,7 +139,7 @@ class Frame(ctypes.Structure):
     )
 
 
-# The C names of the structs, and the fields that are named otherwise there
+# The C names of the structs, and of the fields that have other names in C
 IN_C = {
     Extension: "XLA_FFI_Extension_Base",
     Version: "XLA_FFI_Api_Version",
@@ -190,7 +190,7 @@ def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
                 compute(_call_of(frame))
         except RedblueError as error:
             return _error(frame, INVALID_ARGUMENT, f"redblue: {error}")
-        except BaseException as error:  # nothing may pass through XLA's frames, not even KeyboardInterrupt
+        except BaseException as error:  # no exception may pass through XLA's frames, not even KeyboardInterrupt
             return _error(frame, INTERNAL, f"redblue: {type(error).__name__}: {error}")
         return None
 
@@ -198,7 +198,7 @@ def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
 
 
 class Calls:
-    """The calls that run at present.
+    """The calls that are running.
 
     A process aborts if a thread of XLA returns to Python after Python has ended.
     """
@@ -222,7 +222,7 @@ class Calls:
             self._running.discard(thread)
 
     def finish(self) -> None:
-        """Refuse new calls, which ends the functions that make them, and wait until XLA makes none."""
+        """Refuse new calls, which ends the functions that make them, and wait until XLA makes no more calls."""
         self._closed = True
         while self._running or time.monotonic() - self._last < QUIET_SECONDS:
             time.sleep(QUIET_SECONDS / 10)
@@ -233,7 +233,7 @@ finish = _calls.finish
 
 
 def _answer(frame: Frame, version: tuple[int, int]) -> None:
-    """Tell XLA the version of its own interface, or one that it refuses if its structs are not those of this module."""
+    """Report XLA's own version, or, if its structs differ from this module's, a version that XLA refuses."""
     extension = ctypes.cast(frame.extension_start, POINTER(MetadataExtension)).contents
     metadata = extension.metadata.contents
     if metadata.struct_size < Metadata.traits.offset or metadata.api_version.struct_size != ctypes.sizeof(Version):

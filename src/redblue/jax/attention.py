@@ -43,8 +43,8 @@ def dot_product_attention(
 ) -> Any:
     """Exact attention on CPUs, with the signature and the meaning of jax.nn.dot_product_attention.
 
-    It works under jit, grad, vmap, scan, checkpoint and shard_map. No array of size n_q n_k is made, except by a bias
-    or a boolean mask, which is one.
+    It works under jit, grad, vmap, scan, checkpoint and shard_map. No array of size n_q n_k is allocated, apart from a
+    given bias or boolean mask.
 
     query (B, n_q, H, d) or (n_q, H, d); key (B, n_k, H_kv, d) or (n_k, H_kv, d); value: as key, or with another last
     dimension. All have one type: float32, bfloat16, float16 or, with jax_enable_x64, float64. H is a multiple of H_kv;
@@ -53,7 +53,7 @@ def dot_product_attention(
     mask: a redblue.Mask, which costs only its pairs; or a boolean array that broadcasts to (B, H, n_q, n_k), True where
     a query attends a key.
     is_causal: query i attends keys 0..i.
-    query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding behind them is not computed and
+    query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding beyond these lengths is not computed and
     changes no result, even if it is NaN.
     local_window_size: (left, right), or one number for both: query i attends keys i - left .. i + right.
     implementation: None or "redblue".
@@ -61,18 +61,18 @@ def dot_product_attention(
 
     jax.nn has neither seed nor return_lse, and of the options below only scale. Sinks have a gradient.
 
-    seed: of dropout, which needs one: a key of jax.random, or a whole number.
-    return_lse: as return_residual, but in the type of sums, float32 or float64, and differentiable.
+    seed: a key of jax.random, or a whole number; needed by dropout.
+    return_lse: like return_residual, but in the type of sums, float32 or float64, and differentiable.
 
     Rows that attend no key give 0 and a log-sum-exp of -inf, where jax.nn gives the mean of all values. float64 is
     computed in float64, where jax.nn computes the softmax in float32.
-    Raises RedblueError, naming the argument, for a value that it cannot take.
+    Raises RedblueError, naming the argument, for an unsupported value.
     """
     jnp = _jax().numpy
     for name, flag in (("is_causal", is_causal), ("return_residual", return_residual), ("return_lse", return_lse)):
         check_flag(name, flag)
     if return_residual and return_lse:
-        raise RedblueError("return_residual and return_lse are the same sums in two types: give one of both")
+        raise RedblueError("return_residual and return_lse are the same sums in two types: give only one of them")
     if implementation not in (None, "redblue"):
         raise RedblueError(
             f'implementation must be None or "redblue", got {implementation!r}: call jax.nn.dot_product_attention for '
@@ -135,7 +135,7 @@ def _call(options: Options, q: jax.Array, k: jax.Array, v: jax.Array, arrays: di
 
 
 def _array(name: str, x: Any) -> jax.Array:
-    """The array of JAX. Raises RedblueError for anything that is none."""
+    """Convert to an array of JAX. Raises RedblueError if this is not possible."""
     try:
         return _jax().numpy.asarray(x)
     except (TypeError, ValueError) as error:
@@ -161,7 +161,7 @@ def _sizes(query: jax.Array, key: jax.Array, value: jax.Array) -> Sizes:
                 f"{name} must be {wanted[name]} to fit query {query.shape} and key {key.shape}, got {x.shape}"
             )
     if not kv_heads or heads % kv_heads:
-        raise RedblueError(f"heads of query ({heads}) must be a multiple of those of key and value ({kv_heads})")
+        raise RedblueError(f"heads of query ({heads}) must be a multiple of the heads of key and value ({kv_heads})")
     q, k, v = ((x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (query, key, value))
     sizes = check_shapes(q, k, v)
     check_widths_on_cpu(sizes)
@@ -187,7 +187,7 @@ def _boolean_mask(mask: Any, sizes: Sizes) -> jax.Array:
 
 
 def _bias(bias: Any, mask: jax.Array | None, sizes: Sizes, dtype: str) -> jax.Array | None:
-    """The bias that the kernels add: the bias, -inf where a boolean mask is False; or the mask itself."""
+    """The bias for the kernels: the bias with -inf where a boolean mask is False; without a bias, the mask itself."""
     if bias is None:
         return mask
     bias = _array("bias", bias)
@@ -266,7 +266,7 @@ def _with_window(mask: Mask | None, is_causal: bool, window: Any) -> Mask | None
 
 
 def _check_mask(mask: Mask, sizes: Sizes) -> None:
-    """Raise RedblueError unless the mask fits the sizes, as the kernels see them."""
+    """Raise RedblueError unless the mask fits the sizes of the kernels' call."""
     if per_head(mask):
         sizes = sizes._replace(kv_heads=sizes.heads, group=1)
     check_lead(mask, sizes)

@@ -37,7 +37,7 @@ def attention(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arrays: 
 
 
 def varying_alike(*arrays: Any) -> Any:
-    """The same arrays. In shard_map, they vary along all axes along which one of them varies."""
+    """Return the arrays, marked in shard_map as varying along all axes along which one of them varies."""
     axes = frozenset().union(*(_varying(x) for x in jax.tree.leaves(arrays)))
     if not axes:
         return arrays
@@ -66,14 +66,14 @@ def _attention(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arrays:
 
 
 def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
-    """The outputs, and everything that the backward pass needs. inputs: values that know whether they vary."""
+    """The outputs, and everything that the backward pass needs. inputs: values that know whether they are perturbed."""
     q, k, v, arrays = jax.tree.map(lambda x: x.value, inputs, is_leaf=_is_primal)
     varies = {name: x.perturbed for name, x in inputs[3].items()}
     for name in WITHOUT_GRADIENT:
         if varies.get(name):
             raise RedblueError(f"{name} has no gradient: use jax.lax.stop_gradient on it, or give a bias")
-    outputs: Any = _attention(static, q, k, v, arrays)  # differentiable again, so that its gradient can refuse that
-    bias_varies = () if varies.get("bias") else None  # a tree, because JAX would turn a bool into an array
+    outputs: Any = _attention(static, q, k, v, arrays)  # its gradient refuses second derivatives
+    bias_varies = () if varies.get("bias") else None  # a tree, because JAX would convert a bool to an array
     return outputs, (q, k, v, *outputs, arrays, bias_varies)
 
 
@@ -163,9 +163,10 @@ def _result(like: Any, q: jax.Array) -> jax.ShapeDtypeStruct:
 
 @cache
 def register() -> tuple[Any, ...]:
-    """Register the kernels with XLA; the result must be kept. Raises RedblueError if XLA does not take them."""
+    """Register the kernels with XLA; the result must be kept. Raises RedblueError if XLA does not accept them."""
     try:
-        jax.local_devices(backend="cpu")  # started now, because a handler that XLA refuses would prevent its start
+        # Start the backend now, because a handler that XLA refuses would prevent its start
+        jax.local_devices(backend="cpu")
     except RuntimeError as error:
         raise RedblueError(f"redblue.jax computes on CPUs: add cpu to JAX_PLATFORMS ({error})") from error
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
@@ -183,14 +184,14 @@ def register() -> tuple[Any, ...]:
 
 
 def _finish() -> None:
-    """Wait for the functions whose results are still held, and end all others, before the interpreter ends."""
+    """Wait for functions whose results are still referenced, and end all others, before the interpreter ends."""
     for array in jax.live_arrays("cpu"):
         with contextlib.suppress(Exception):  # an array may have been deleted, or hold an error
             array.block_until_ready()
     abi.finish()
 
 
-# The identity, which can be lowered for CPUs only: XLA would find no kernel on another device, and say so less clearly.
+# The identity, lowered for CPUs only. On another device XLA would find no kernel, and its error would be less clear.
 _on_cpu = Primitive("redblue_attention_on_cpu")
 _on_cpu.def_impl(lambda x: x)
 _on_cpu.def_abstract_eval(lambda x: x)

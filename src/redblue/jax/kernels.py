@@ -1,7 +1,7 @@
-"""Runs the kernels on the arrays of a call from XLA. This module does not import JAX.
+"""Run the kernels on the arrays of a call from XLA. This module does not import JAX.
 
 Arrays have the layout of JAX's function, (batch, rows, heads, features). The kernels read and write them in place.
-Every vmap puts one dimension in front of all arrays, which has size 1 in an array that is the same for all its entries.
+Every vmap adds one leading dimension to all arrays; it has size 1 in an array that all entries share.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RANKS |= {name: 4 - rules.missing if rules.lead else 1 for name, rules in ARRAYS
 RANKS |= {"seed": 1, "query_lengths": 1, "key_lengths": 1}
 WITHOUT_LEAD = "seed", *(name for name, rules in ARRAYS.items() if not rules.lead)
 LENGTHS = "query_lengths", "key_lengths"
-KEPT = 8  # masks with lengths, for both passes and all layers of a model
+KEPT = 8  # masks with lengths in the cache, for both passes and all layers of a model
 
 
 class Static(NamedTuple):
-    """All of a call that is known when it is compiled: the options that are not arrays, and the names of the arrays."""
+    """The part of a call that is known at compile time: the options that are not arrays, and the arrays' names."""
 
     options: Options  # without arrays; `mask` is the mask's name (see redblue.jax.masks)
     arguments: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ def _named(call: Call) -> tuple[Static, Arrays, Arrays]:
 
 
 def _calls(static: Static, arguments: Arrays, results: Arrays) -> Iterator[tuple[Arrays, Arrays]]:
-    """The calls of the kernels, as arguments and results: one, or one for each entry of vmap.
+    """Yield the arguments and results of each kernel call: one call, or one for each entry of vmap.
 
-    Entries need calls of their own if they have options of their own that have no leading dimensions (WITHOUT_LEAD).
-    Under dropout they always do, because an entry's pattern must not depend on the other entries.
+    Entries need separate calls if they differ in options without leading dimensions (WITHOUT_LEAD). Under dropout they
+    always need them, because an entry's pattern must not depend on the other entries.
     """
     lead = _lead(results)
     if 0 in lead:
@@ -150,7 +150,7 @@ def _one_backward(
     dlse: np.ndarray | None,
     into: GradientArrays,
 ) -> None:
-    """Run the backward kernel. Where k and v were repeated for masks of single heads, sum their gradients."""
+    """Run the backward kernel. If k and v were repeated because heads have different masks, sum their gradients."""
     whole = into._replace(
         dk=into.dk if into.dk.shape == call.k.shape else np.empty(call.k.shape, into.dk.dtype),
         dv=into.dv if into.dv.shape == call.v.shape else np.empty(call.v.shape, into.dv.dtype),
@@ -176,7 +176,7 @@ def _heads_first(array: np.ndarray) -> np.ndarray:
 
 
 class Lengths(NamedTuple):
-    """How many queries and keys of each batch entry are not padding: arrays (lead..., batch)."""
+    """Numbers of queries and keys of each batch entry that are not padding: arrays (lead..., batch)."""
 
     queries: np.ndarray
     keys: np.ndarray
@@ -187,8 +187,8 @@ def _options(
 ) -> tuple[Options, Lengths | None]:
     """The options, and the lengths if the batch is computed entry by entry. Otherwise lengths are part of the mask.
 
-    Entries are cut to their lengths where that changes nothing else: distances of alibi count from the last query and
-    key, patterns of dropout depend on the entry, and most masks have sizes of their own.
+    Entries are cut to their lengths only if the cut changes no result: alibi's distances count from the last query and
+    key, dropout's patterns depend on the entry, and most masks fix the sizes.
     """
     mask, seed = mask_named(static.options.mask), arguments.get("seed")
     arrays = {
@@ -220,7 +220,7 @@ def _lengths(arguments: Arrays, lead: tuple[int, ...], n_q: int, n_k: int) -> Le
 def _finite(
     arguments: Arrays, of_queries: list[np.ndarray], of_keys: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The arrays, copied with zeros as padding where it is not finite: the kernels may multiply it by 0, which is NaN.
+    """The arrays, copied with zeros in place of padding that is not finite: 0 times such padding would be NaN.
 
     of_queries, of_keys: arrays (..., heads, rows, features).
     """
@@ -254,7 +254,7 @@ def _can_be_cut(mask: Mask | None, n_q: int, n_k: int) -> bool:
 
 @lru_cache(maxsize=KEPT)
 def _with_lengths(name: str, queries: bytes, keys: bytes, lead: tuple[int, ...], n_q: int, n_k: int) -> Mask:
-    """The named mask without the pairs of padding."""
+    """The mask of this name, without pairs in the padding."""
     mask = mask_named(name)
     pairs = zip(np.frombuffer(queries, np.int64).tolist(), np.frombuffer(keys, np.int64).tolist(), strict=True)
     # Three documents: the real queries and keys; keys that no query attends; queries that attend no key

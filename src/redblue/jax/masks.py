@@ -1,8 +1,8 @@
 """Masks in compiled functions of JAX, which hold no Python objects: a text for a small mask, a name for a large one.
 
 A text holds the whole mask (masks/serialised.py), so an exported function runs in any process. A name is the digest of
-the text: it stays the same from process to process, so that JAX's cache of compiled functions finds them again. This
-process keeps a mask that has a name until it ends, as JAX keeps the constants of compiled functions.
+the text: it is the same in every process, so that JAX's cache of compiled functions works across processes. The
+process keeps a mask with a name until it ends, as JAX keeps the constants of compiled functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redblue.masks import Mask
 from redblue.masks.serialised import PREFIX, mask_of, text_of
 
 MAX_TEXT = 1 << 16  # characters; each call of a compiled function holds its text twice, for both passes
-READ = 64  # masks read from texts that are kept
+READ = 64  # masks in the cache of read texts
 
 _lock = threading.Lock()
 _names: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()

@@ -1,1 +1,1 @@
-"""The compiled kernels: what runs a plan."""
+"""The compiled kernels, which execute plans."""

@@ -71,11 +71,11 @@ class JaxArguments(CommonArguments, total=False):
 class MaskArgument(NamedTuple):
     """The mask argument of PyTorch's ops: the sides of a band, or the name of a mask that is not a band.
 
-    The sides are numbers, so that a compiled graph holds for every sequence length.
+    The sides are numbers, so that a compiled graph is valid for every sequence length.
     """
 
-    left: int = -1  # how many keys before its own key a query attends; -1: all
-    right: int = -1  # how many keys after its own key a query attends; -1: all
+    left: int = -1  # number of keys before its own key that a query attends; -1: all
+    right: int = -1  # number of keys after its own key that a query attends; -1: all
     bottom_right: bool = False  # whether the last query's own key is the last key
     name: str = ""  # see redblue.op.pytorch.masks
 
@@ -91,7 +91,7 @@ OPEN = MaskArgument()
 
 
 class Options(NamedTuple):
-    """The options of one call: first those that are not tensors in PyTorch's ops, then the seed, then the arrays.
+    """The options of one call: first the options that are not tensors in PyTorch's ops, then the seed, then the arrays.
 
     Arrays with a gradient come before arrays without one.
     Users give a Mask, a seed and positions; PyTorch's ops take a MaskArgument (None: all keys), the seed as a tensor
@@ -170,7 +170,7 @@ class Options(NamedTuple):
     def numbers(self, sizes: Sizes) -> dict[str, float]:
         """The options that are numbers, by the names of the kernels' arguments, with defaults applied.
 
-        Raises RedblueError for a number that no kernel computes with: see `check_size`.
+        Raises RedblueError for a number outside the range of the kernels: see `check_size`.
         """
         scale, softcap = sizes.d**-0.5 if self.scale is None else self.scale, self.softcap or 0.0
         check_size("scale", scale)
@@ -199,7 +199,7 @@ class ArrayOption(NamedTuple):
         return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
 
     def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> Array:
-        """The array for the compiled core. strides: those of the array expanded to `shape`."""
+        """The array for the compiled core. strides: the strides of the array expanded to `shape`."""
         if self.pairs:
             return Array(address, tuple(strides))
         if self.lead:
@@ -213,7 +213,7 @@ class ArrayOption(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """How many of q's last dimensions the option does not have."""
+        """Number of q's last dimensions that the option does not have."""
         return 0 if self.pairs else 2
 
 
@@ -228,20 +228,20 @@ class Option(NamedTuple):
 TABLE = {
     "mask": Option(
         "SymInt left, SymInt right, bool bottom_right, str mask",
-        "which keys a query attends; Mask.full() if None. A row that attends nothing gives 0.",
+        "the keys that each query attends; Mask.full() if None. A row that attends nothing gives 0.",
     ),
     "schedule": Option(
         "str schedule",
         '"flash" (tiles); "hybrid" or "small_cache", which move fewer words through caches below d^2 words and write '
-        'some rows of P at a time to memory; "gather" (pair by pair, for graphs; a GPU runs the others instead); or '
-        '"auto": the cheapest, on the CPU of flash and gather, on a GPU of flash, hybrid and small_cache.',
+        'some rows of P at a time to memory; "gather" (pair by pair, for graphs; a GPU runs another schedule instead); '
+        'or "auto": the cheapest of flash and gather on the CPU, of flash, hybrid and small_cache on a GPU.',
     ),
     "scale": Option("float? scale", "1 / sqrt(d) if None."),
     "softcap": Option("float? softcap", "scores x become softcap tanh(x / softcap)."),
     "dropout": Option(
         "float dropout",
-        "the share of probabilities that become 0. Which ones is a function of the seed, the same for all tiles, "
-        "threads and both passes.",
+        "the share of probabilities that become 0. The seed alone decides which ones: they do not depend on tiles or "
+        "threads, and are the same in both passes.",
     ),
     "seed": Option(
         "Tensor? seed",
@@ -255,7 +255,7 @@ TABLE = {
     ),
     "sinks": Option(
         "Tensor? sinks",
-        "(H,), one more score per head, which takes its share of the softmax and has no value.",
+        "(H,), one more score per head that enters the softmax's denominator and has no value.",
         ArrayOption(lead=False, backward=False),
     ),
     "alibi": Option(
@@ -267,8 +267,8 @@ TABLE = {
     "positions": Option(
         "Tensor? positions",
         "for a block of a whole problem: a pair (queries, keys) of whole numbers (n_q,) and (n_k,), or a "
-        "redblue.Positions, which says more of the whole. The distances of alibi and the choices of dropout are those "
-        "of the whole at these positions; the mask is that of the block. None: the call is the whole.",
+        "redblue.Positions, which also holds the whole problem's sizes. alibi and dropout use these positions; the "
+        "mask is the block's own. None: the call is the whole problem.",
         ArrayOption(lead=False, gradient=False, places=True),
     ),
 }
@@ -278,8 +278,8 @@ WITHOUT_GRADIENT = tuple(name for name, rules in ARRAYS.items() if not rules.gra
 SCHEMA = ", ".join(option.schema for option in TABLE.values())
 NO_GRADIENTS = Options(MaskArgument(*[None] * len(MaskArgument._fields)), *[None] * (len(TABLE) - 1))  # pyright: ignore
 
-# The kernels compute with scale, softcap and their ratio in float32 or, for float64 arrays on a GPU, in two float32: a
-# factor of log2(e) must not overflow, and 24 bits below the number must not be denormal.
+# The kernels compute with scale, softcap and their ratio in float32 or, for float64 arrays on a GPU, in two float32.
+# The number times log2(e) must not overflow, and the number times 2^-24 must not be denormal.
 LEAST, MOST = 1e-30, 1e38
 
 _MASK_PARTS = len(MaskArgument._fields)
@@ -302,7 +302,7 @@ def checked(options: Options) -> Options:
         check_mask(mask)
     if not isinstance(schedule, str) or (schedule != "auto" and schedule not in REQUESTABLE):
         known = ", ".join(REQUESTABLE)
-        raise RedblueError(f"schedule must be one of auto, {known} (those with a kernel), got {schedule!r}")
+        raise RedblueError(f"schedule must be one of auto, {known} (the schedules with a kernel), got {schedule!r}")
     changed: dict[str, Any] = {}
     if scale is not None:
         number = _number("scale", scale)
@@ -345,10 +345,10 @@ def _number(name: str, value: Any) -> float:
 
 
 def check_size(name: str, number: float) -> None:
-    """Raise RedblueError for a number that is not 0 and whose size is beyond what every kernel computes with."""
+    """Raise RedblueError for a number that is not 0 and is outside the range that every kernel supports."""
     if number and not LEAST <= abs(number) <= MOST:
-        zero, advice = "0, or ", "multiply q by the rest beforehand"
-        if name == "softcap":  # 0 is no softcap, and no factor of q stands for one
+        zero, advice = "0, or ", "multiply q by the remaining factor beforehand"
+        if name == "softcap":  # 0 means no softcap, and a factor of q cannot replace a softcap
             zero, advice = "", "give a softcap nearer to the scores, or None for no softcap"
         raise RedblueError(f"{name} must be {zero}{LEAST:g} to {MOST:g} in size, got {number:g}: {advice}")
 
@@ -368,7 +368,9 @@ def check_mask(mask: Any) -> None:
     if not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {type(mask).__name__}")
     if mask.group != 1:
-        raise RedblueError(f"mask must have one row per query, got one of {mask.group}: give the mask before for_group")
+        raise RedblueError(
+            f"mask must have one row per query, got {mask.group} rows per query: give the mask before for_group"
+        )
 
 
 def check_gradients(options: Options) -> None:
@@ -384,7 +386,7 @@ def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_
     full = rules.shape(sizes)
     if not rules.lead:
         if tuple(shape) != full:
-            each = "the numbers of the whole, then one per query and key" if rules.places else "one per head of q"
+            each = "four sizes, then one position per query and key" if rules.places else "one per head of q"
             raise RedblueError(f"{name} must have shape {full}, {each}, got {tuple(shape)}")
     else:
         padded = (1,) * (len(full) - len(shape)) + tuple(shape)

@@ -1,7 +1,7 @@
-"""Positions: where the queries and keys of a call lie in a whole problem, of which the call computes a block.
+"""Positions of a call's queries and keys in a whole problem, of which the call computes a block.
 
 Kernels read them as one array of int64, which is an option of a call like any other array: NUMBERS numbers (the whole's
-queries, keys and heads, and the call's first head among these), the place of each query, and the place of each key.
+queries, keys and heads, and the call's first head among these), the position of each query, and that of each key.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ MOST = 2**31  # queries, and keys, of a whole problem
 
 
 class Positions(NamedTuple):
-    """The place of a block of attention in a whole problem: alibi measures and dropout draws by these places.
+    """The position of a block of attention in a whole problem, on which alibi and dropout depend.
 
     queries, keys: whole numbers (n_q,) and (n_k,), arrays or tensors: the index of each query of the call among the
-    whole's queries, and of each key among the whole's keys, in any order. Positions on a GPU, and those of a compiled
-    graph for a GPU, are not checked, because this would wait for the GPU.
-    n_q, n_k: how many queries and keys the whole has; alibi aligns the last query with the last key. If one is None, it
-    is the other; if both are, alibi's distances are |queries - keys|, and there can be no dropout.
+    whole's queries, and of each key among the whole's keys, in any order. Positions on a GPU, and positions in a
+    compiled graph for a GPU, are not checked, because this would wait for the GPU.
+    n_q, n_k: the numbers of queries and keys of the whole; alibi aligns the last query with the last key. If only one
+    is given, the other is equal to it; if neither is given, alibi's distances are |queries - keys|, and dropout is not
+    possible.
     first_head: the index of the call's first head among the whole's heads. If the call begins at a later batch entry
     than the whole, add the heads of the entries before.
-    heads: how many heads the whole has in each batch entry; those of the call if None.
+    heads: the number of heads in each batch entry of the whole; if None, the call's number of heads.
     """
 
     queries: Any
@@ -81,7 +82,7 @@ def check_length(name: str, length: int, wanted: int) -> None:
 
 
 def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:
-    """The positions as kernels read them. Raises RedblueError for positions that do not fit the call."""
+    """The positions in the form for kernels. Raises RedblueError for positions that do not fit the call."""
     parts = [np.array(numbers_of(positions, sizes.heads, dropout), np.int64)]
     for name, value, length in (("queries", positions.queries, sizes.n_q), ("keys", positions.keys, sizes.n_k)):
         try:

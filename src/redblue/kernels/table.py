@@ -1,4 +1,4 @@
-"""The table of kernels: which schedules have one, on which device and for which pass."""
+"""The table of kernels: the schedules that have one, by device and pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KERNELS = {
     ("gpu", "backward"): ("flash", "flash_onepass", "hybrid", "small_cache"),
     ("gpu", "paged"): ("paged",),
 }
-REQUESTABLE = KERNELS["cpu", "forward"]  # the names that a user may request of the operator
+REQUESTABLE = KERNELS["cpu", "forward"]  # the names that users of the operator may request
 
 
 def kernels(device: str, direction: str) -> tuple[str, ...]:

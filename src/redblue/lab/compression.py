@@ -1,9 +1,9 @@
 """The protocol behind the bound for any arithmetic: a phase of a run, compressed into a message, determines its scores.
 
 Saha & Ye (arXiv 2402.07443, Theorem 4.4) turn any algorithm into a solution of MatrixEntryCompression. Alice knows Q
-and K. She sends the words that the cache holds when a phase begins and those that the phase loads, W words in all. Bob
-knows the algorithm, but no input. He carries the phase out on these words, and reads off every score that it computes.
-So W words of F_q must tell as many scores apart as a phase computes, which bounds their number (docs/lab/theory.md,
+and K. She sends the words that the cache holds when a phase begins and the words that the phase loads, W words in all.
+Bob knows the algorithm, but no input. He runs the phase on these words, and reads off every score that it computes.
+So W words of F_q determine all scores of a phase, which bounds the number of these scores (docs/lab/theory.md,
 Theorem 4). Here both run: Alice and Bob are machines over F_q that run the same schedule.
 """
 
@@ -24,14 +24,17 @@ from redblue.machine.field import PRIME, Field, embed
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, Schedule
 
-FACTORS = {"forward": ("q", "k"), "backward": ("dout", "v")}  # of the products over pairs: scores, and dP backward
+FACTORS = {
+    "forward": ("q", "k"),
+    "backward": ("dout", "v"),
+}  # factors of products over pairs: scores; backward, dP
 
 
 class Place(NamedTuple):
     """The words of one computed value that are products over pairs.
 
-    value: the number of the value in the run. words: places in it. pairs: i n_k + j for each of them. scaled: whether
-    the word is the product times the problem's scale.
+    value: the number of the value in the run. words: the places of these words in the value. pairs: i n_k + j of each
+    word. scaled: whether the word is the product times the problem's scale.
     """
 
     value: int
@@ -42,9 +45,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run. It loads the words number begin .. end - 1, and computes all values after the first of them.
+    """A part of a run. It loads the words number begin .. end - 1, and computes all values after the first of these.
 
-    places: where the phase computes the product of a pair, the first time for each pair.
+    places: for each pair whose product the phase computes, the place of the first such product.
     """
 
     begin: int
@@ -61,8 +64,8 @@ class Compression:
     """The protocol for one stream of a schedule's run in a cache of `words` words, cut into phases of `loads` loads.
 
     loads: M by default; the first phase, which begins with an empty cache, has M more. phases: all phases of the run.
-    Raises RedblueError unless `prime` is a prime above n_q + 1 and n_k + 1 and `loads` is at least 1, and the errors of
-    a run.
+    Raises RedblueError unless `prime` is a prime above n_q + 1 and n_k + 1 and `loads` is at least 1. Raises the errors
+    of a run, too.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Compression:
 
     # The protocol --------------------------------------------------------------------------------------------
     def encode(self, arrays: Mapping[str, np.ndarray], phase: Phase) -> np.ndarray:
-        """Alice: return the message of a phase, the words held when it begins and those that it loads."""
+        """Alice: return the message of a phase, the words held when it begins and the words that it loads."""
         alice = _Alice(self, phase)
         self._run(alice, arrays)
         return np.concatenate(alice.message or [np.zeros(0, np.int64)])
@@ -167,11 +170,11 @@ def _first_of_each_pair(places: list[Place]) -> tuple[Place, ...]:
 
 
 class _PhaseOver(Exception):
-    """Bob has carried his phase out."""
+    """Bob has completed his phase."""
 
 
 class _Watched(Field):
-    """A field machine whose loads and computed values are seen, one by one, by its subclasses."""
+    """A field machine that reports each load and each computed value to its subclass."""
 
     def __init__(self, protocol: Compression, prime: int) -> None:
         super().__init__(protocol.words, prime)
@@ -196,7 +199,7 @@ class _Watched(Field):
 
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> np.ndarray:
         value = super().elementwise(ufunc, inputs)
-        # A maximum may be a score, but which one depends on the data.
+        # A maximum may be a score, but the data decides which one.
         return value if ufunc in (np.maximum, np.minimum) else self._seen(value)
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -208,14 +211,14 @@ class _Watched(Field):
         return value
 
     def loading(self, words: np.ndarray) -> None:
-        """See the words of a load; `reads` words were loaded before."""
+        """Called with the words of a load; `reads` words were loaded before."""
 
     def computed(self, value: np.ndarray) -> None:
-        """See the words of a computed value, number `values` of the run."""
+        """Called with the words of a computed value, number `values` of the run."""
 
 
 class _Finder(_Watched):
-    """Finds the computed words that equal a score, among all words or among those found before."""
+    """Finds the computed words that equal a score, among all words or among the words of an earlier search."""
 
     def __init__(
         self, protocol: Compression, arrays: dict[str, np.ndarray], known: dict[int, Place] | None = None
@@ -294,5 +297,5 @@ class _Bob(_Watched):
 
 
 def begins_within(phase: Phase, loaded: int, words: int) -> bool:
-    """Whether a phase begins in a load of `words` words, so that its message has words held: not before any load."""
+    """Whether a phase begins in a load of `words` words. If so, its message contains the words held at that time."""
     return bool(phase.begin) and loaded <= phase.begin < loaded + words

@@ -30,7 +30,7 @@ class Count:
     """The words and operations of a schedule on a problem, summed over all streams.
 
     reads, writes: words moved into and out of the cache. flops: operations of the products, 2 per multiply-add. All
-    three equal those of a run exactly.
+    three equal the numbers of a run exactly.
     peak: the maximum of words in the cache, over all streams that run at once. The closed form equals the run's peak on
     a full mask; on other masks it is an upper bound, because it assumes whole tiles.
     tiles: the tile edges, by name. at_once: the number of streams that share the cache.
@@ -66,9 +66,9 @@ def count(
 ) -> Count:
     """Count the words that `schedule` moves on `problem`, from its closed form; the time does not depend on the sizes.
 
-    words: capacity of the cache; the search then finds the tiles that move the fewest words. For more than 2^27 rows
-    per key head (or fewer, if n_q n_k d exceeds 2^58) it finds those of shorter sequences, whose count is exact and
-    differs from the fewest words by the ends of the sequences only; masks other than bands then need `tiles`.
+    words: capacity of the cache; the search then finds the tiles that move the fewest words. Above 2^27 rows per key
+    head, or if n_q n_k d exceeds 2^58, it searches on shorter sequences. The count is still exact, and exceeds the
+    fewest words only at the ends of the sequences; masks other than bands then need `tiles`.
     tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
     arguments, the tiles must fit into `words`.
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
@@ -111,7 +111,7 @@ def run(
 ) -> Count:
     """Count the same words by running the schedule on a counting machine, which proves the closed form by execution.
 
-    The arguments are those of `count`. One stream runs, in its share of the cache; the others would do the same.
+    The arguments are the same as for `count`. Only one stream runs, in its share of the cache: all streams are alike.
     Raises the errors of `count`, and RedblueError for a run of more than MAX_MOVES moves.
     """
     algorithm, edges, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
@@ -169,7 +169,7 @@ def check(
 ) -> Check:
     """Run one stream of the schedule on standard normal inputs, and compare every output with the float64 reference.
 
-    The arguments and errors are those of `count`; seed: of the inputs.
+    The arguments and errors are the same as for `count`. seed: the seed of the inputs.
     """
     whole_number("seed", seed, least=0)
     algorithm, edges, _, stored = _choose(schedule, problem, words, tiles, index=index)

@@ -41,7 +41,7 @@ def simulate(c: Layout, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], Nu
 
 
 class Gathered(NamedTuple):
-    """What a process computes with: rows of several shards, one behind the other, in NumPy arrays."""
+    """The operands of a process: rows of several shards, concatenated, in NumPy arrays."""
 
     q: np.ndarray
     k: np.ndarray
@@ -121,14 +121,14 @@ def _grouped(x: np.ndarray, group: int) -> np.ndarray:
 
 
 def _merged(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Attention on all keys, from (out, lse) of several parts of them."""
+    """Attention on all keys, from the (out, lse) of several parts of the keys."""
     lse = functools.reduce(np.logaddexp, (own for _, own in parts))
     weights = [np.where(np.isneginf(own), 0.0, np.exp(own - np.where(np.isneginf(lse), 0.0, lse))) for _, own in parts]
     return sum(weight * out for weight, (out, _) in zip(weights, parts, strict=True)), lse  # pyright: ignore
 
 
 def _merge(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Arrays:
-    """The results of all heads of a process's queries, from those of the processes that computed them."""
+    """The results of all heads for a process's queries, merged from the results of the processes that computed them."""
     (out, lse), rows = writes, next(iter(writes.values())).rows
     by_part: dict[int, list[Part]] = {}
     for name in arrays:
@@ -153,7 +153,7 @@ def _merge(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Ar
 
 
 def _on_rows(x: np.ndarray, own: np.ndarray, rows: np.ndarray, rest: float = 0.0) -> np.ndarray:
-    """The array on more rows; `rest` where it has none."""
+    """The array extended to `rows`; added rows hold `rest`."""
     if len(own) == len(rows):
         return x
     whole = np.full((*x.shape[:-2], len(rows), x.shape[-1]), rest, x.dtype)
@@ -167,7 +167,7 @@ def _sum_rows(shapes: Shapes, arrays: Arrays, writes: Shapes) -> Arrays:
 
 
 def _add(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Arrays:
-    """The total of a process's rows, with what several makers computed for parts of its rows and heads added."""
+    """The total of a process's rows, plus the parts that several makers computed for some of its rows and heads."""
     ((total, shape),) = writes.items()
     whole = arrays[total].copy()
     for name, x in arrays.items():

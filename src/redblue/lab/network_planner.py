@@ -1,6 +1,6 @@
 """Plan a problem on a cluster: the schedule, grid and placement with the least time, and the words of one process.
 
-A process's time is at least that of its link and that of its arithmetic, with both overlapped. Every schedule is tried
+A process's time is at least its time on the link and its time of arithmetic, which may overlap. Every schedule is tried
 on every grid and placement. Long sequences are tried at a smaller size of the same kind, and only the winner is counted
 at full size.
 """
@@ -31,10 +31,10 @@ from redblue.schedules import network
 from redblue.schedules.network import PLACEMENTS, Layout, Placement
 from redblue.schedules.network.balance import best_placement
 
-MOST_TRIED = 1 << 14  # queries and keys of the size at which candidates are compared
+MOST_TRIED = 1 << 14  # most queries and keys of the problem on which candidates are compared
 SAME = 1.02  # ratio of times that count as equal
 LINE = 256  # blocks in a row of a mask that is planned on one machine
-BEST = "best"  # stands for best_placement's choice, which differs from size to size
+BEST = "best"  # the choice of best_placement, which depends on the size
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def bytes(self) -> int:
-        """Bytes that some process sends, or that some process receives, whichever are more."""
+        """The most bytes that a process sends or receives."""
         return int(max(self.counted.bytes_sent.max(), self.counted.bytes_received.max()))
 
     @property
@@ -81,9 +81,9 @@ class Candidate:
         return self.bytes / self.cluster.link.bandwidth_bytes_per_second + self.latency_seconds
 
     def seconds(self, peak: float | None, grow: float) -> tuple[float, float]:
-        """The times of the link and of arithmetic. peak: flops per second; None: unknown, which takes no time.
+        """The times of the link and of arithmetic. peak: flops per second; None: unknown, arithmetic counts as 0 s.
 
-        The times are estimated for sequences `grow` times as long: bytes grow with it, pairs with its square.
+        The times are estimated for sequences `grow` times as long: bytes grow with `grow`, pairs with its square.
         """
         arithmetic = max(self.pairs) * flops_per_pair(self.layout.problem) * grow**2 / peak if peak else 0.0
         link = grow * self.bytes / self.cluster.link.bandwidth_bytes_per_second + self.latency_seconds
@@ -91,7 +91,7 @@ class Candidate:
 
 
 def flops_per_pair(problem: Problem) -> int:
-    """Two for each product: forward of Q K^T and P V, backward of five products."""
+    """Flops per pair: two for each product, forward Q K^T and P V, backward five products."""
     d, d_v = problem.d, problem.d_v
     return 2 * (d + d_v) if problem.direction == "forward" else 2 * (3 * d + 2 * d_v)
 
@@ -112,10 +112,10 @@ def local_mask(c: Layout, row: int, col: int) -> Mask | None:
 
 
 def local_problem(c: Layout, process: int) -> Problem | None:
-    """The attention that one process computes, as if all its keys were there at once; None: it has no pair.
+    """The attention that one process computes, as if it held all its keys at once; None: it has no pair.
 
-    Masks that are no band there are given in blocks, of which LINE fill a row: planning the pairs one by one would
-    take minutes.
+    If its mask is not a band, it is coarsened to blocks, LINE in a row: planning the pairs one by one would take
+    minutes.
     """
     row, col, _ = c.grid.place(process)
     queries, keys = tokens(c, row, keys=False), tokens(c, col, keys=True)
@@ -133,7 +133,7 @@ def local_problem(c: Layout, process: int) -> Problem | None:
 
 
 def shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray) -> Mask | None:
-    """The window of a rule among consecutive queries and keys; None if it is none, or excludes a query's own number."""
+    """The window of a rule among consecutive queries and keys; None if there is none, or it excludes the diagonal."""
     runs = all(int(each[-1] - each[0]) == len(each) - 1 for each in (queries, keys))
     if not isinstance(rule, Window) or rule.align != "top-left" or not runs:
         return None
@@ -145,7 +145,7 @@ def shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray) -> Mask | None:
 
 
 def in_blocks(rule: Rule, n_q: int, n_k: int) -> Mask:
-    """The blocks of a rule in which some pair attends (perhaps others, where its pattern is not exact)."""
+    """The blocks of a rule in which some pair attends (a superset of these where its pattern is not exact)."""
     edges = -(-n_q // LINE), -(-n_k // LINE)
     first = np.arange(0, n_q, edges[0])
     live = rule.pattern(n_q, n_k).outer(first, np.minimum(first + edges[0], n_q))
@@ -158,7 +158,7 @@ def in_blocks(rule: Rule, n_q: int, n_k: int) -> Mask:
 
 
 def peak_flops(problem: Problem, machine: Memory) -> float | None:
-    """The flops per second of a machine in the problem's type, or in float32, to which narrower types are converted."""
+    """The flops per second of a machine in the problem's type, else in float32, to which narrower types convert."""
     peaks = machine.peak_flops_per_second
     return peaks.get(problem.dtype) or (peaks.get("float32") if problem.bytes_per_word <= 4 else None)
 
@@ -188,7 +188,7 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
 
 
 class Trial(NamedTuple):
-    """A candidate at the size that is tried, and its estimated seconds. placement: by name."""
+    """A candidate for the reduced problem, and its estimated seconds. placement: the name of its placement."""
 
     placement: str
     candidate: Candidate
@@ -197,7 +197,7 @@ class Trial(NamedTuple):
 
 
 def fastest(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the least time on the link among those within 2 % of the least time, all overlapped."""
+    """Return the trial with the least link time among the trials whose overlapped time is within 2 % of the least."""
     enough = SAME * min(max(each.link, each.arithmetic) for each in trials)
     return min((t for t in trials if max(t.link, t.arithmetic) <= enough), key=lambda t: (t.link, t.arithmetic))
 

@@ -27,7 +27,7 @@ from redblue.lab.plans import LevelPlan, Plan
 from redblue.paged_problem import AnyProblem
 from redblue.schedules.schedule import SHAPES, TooFewWords
 
-# The large arrays of a direction, in words and by their names in SHAPES; of forward and backward: Q, K, V and O
+# The large arrays of a direction, as text and by their names in SHAPES; for forward and backward: Q, K, V and O
 ARRAYS = {
     "gradient_x": ("A1, A2, A3 and E", ("a1", "a2", "a3", "e")),
     "paged": ("Q, the pages and O", ("q", "k_pages", "v_pages", "out")),
@@ -57,7 +57,7 @@ def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory | Cluster 
     """Plan `problem` on a memory: a name of the catalogue, the path of a TOML file, or a Memory.
 
     A cluster is given as "8x h100-sxm over infiniband-ndr", or as a Cluster: the plan then also has a schedule for the
-    network, and its levels are those of one machine for the share of its busiest process.
+    network, and its levels plan the part of the busiest process on one machine.
 
     A boundary at which no schedule fits is no error: its LevelPlan has no schedule and a reason.
     Raises UnknownName for an unknown memory or link, RedblueError for sizes beyond the tile search and, on a cluster,
@@ -116,7 +116,7 @@ def capacity_words(boundary: Boundary, problem: AnyProblem) -> int:
 class Best:
     """The schedules that fit at one boundary, without nesting.
 
-    words: fewest words of each schedule that fits. reasons: for each other schedule, an explanation why it does not.
+    words: fewest words of each schedule that fits. reasons: for each other schedule, the reason why it does not fit.
     """
 
     capacity_words: int
@@ -130,12 +130,12 @@ class Best:
         return min(self.words, key=self.words.__getitem__) if self.words else None
 
     def plain(self) -> Best:
-        """Return the same without variants of schedules; itself if no other schedule fits."""
+        """Return a Best without variants of schedules; itself if no other schedule fits."""
         words = {name: moved for name, moved in self.words.items() if not schedules.get(name).variant}
         return replace(self, words=words) if words else self
 
     def choices(self) -> tuple[Best, ...]:
-        """Return itself and, if the best schedule is a variant, the same without variants."""
+        """Return itself and, if the best schedule is a variant, the Best without variants."""
         return (self, self.plain()) if self.schedule and schedules.get(self.schedule).variant else (self,)
 
 
@@ -201,7 +201,7 @@ def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[tuple[Bes
     nested: list[tuple[Best, Any]] = []
     inner: dict[str, int] = {}
     for here, beyond in zip(best, (*best[1:], None), strict=True):
-        options = {}  # (number of the choice, tiles) -> rank; in descending order of the share filled
+        options = {}  # (index of the choice, tiles) -> rank; in descending order of the share filled
         for number, choice in enumerate(here.choices()):
             for share in SHARES if beyond else SHARES[:1]:
                 tiles, nests = _multiples(problem, choice, step, inner, share)

@@ -61,10 +61,11 @@ class LevelPlan:
 class NetworkPlan:
     """The plan for the network of a cluster.
 
-    grid: its parts of the heads, rows and columns. words: words that cross the network; most_words, bytes: the most
-    that one process sends, or receives. messages: the most that one process receives. peak: the most words that one
-    process holds. share: pairs of the busiest process over the mean. candidates: seconds of the link with each
-    schedule, estimated from a smaller problem if the sequence is long. bound: for this division of the pairs.
+    grid: its parts of the heads, rows and columns. words: words that cross the network. most_words, bytes: the most
+    words and bytes that one process sends or receives. messages: the most messages that one process receives. peak: the
+    most words that one process holds. share: pairs of the busiest process over the mean. candidates: seconds of the
+    link with each schedule, estimated from a smaller problem if the sequence is long. bound: for this division of the
+    pairs.
     """
 
     cluster: str
@@ -97,7 +98,7 @@ class NetworkPlan:
 class Plan:
     """Plans for every boundary, innermost first. Prints as a table.
 
-    network: of a cluster, else None. The other levels and the arithmetic are then those of its busiest process.
+    network: the plan of a cluster's network, else None. Levels and arithmetic then refer to its busiest process.
     """
 
     problem: AnyProblem

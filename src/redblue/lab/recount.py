@@ -16,7 +16,7 @@ PAPER = "Dao et al., NeurIPS 2022 (arXiv 2205.14135)"
 SECOND_PAPER = "Dao, 2023 (arXiv 2307.08691): FlashAttention-2's order"
 SMALL = Problem(n_q=32, n_k=32, d=4)
 GPT2_MEDIUM = Problem(n_q=1024, n_k=1024, d=64, heads=16, batch=64, dtype="float16")  # one layer
-PASSES = "mask and dropout as passes of their own"
+PASSES = "mask and dropout as separate passes"
 LARGE_CACHE = 1 << 20  # words; in such a cache standard attention reads every operand once
 
 
@@ -89,7 +89,7 @@ def recount() -> list[Recount]:
     # Mask and dropout as separate passes, each reading and writing a matrix forward and backward, would explain the
     # printed figure. The paper does not mention such passes.
     figures.append(
-        _traffic("standard", {}, standard + " + 8 n^2, if mask and dropout are passes apart", 40.3, passes=8)
+        _traffic("standard", {}, standard + " + 8 n^2, if mask and dropout are separate passes", 40.3, passes=8)
     )
     figures.append(_traffic("flash1", {"rows": 64, "cols": 384}, flash, 4.4))
     return figures

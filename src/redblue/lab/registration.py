@@ -1,4 +1,4 @@
-"""Register schedules of users, which are then counted, planned, listed, traced and drawn as built-in ones are."""
+"""Register schedules of users, which are then counted, planned, listed, traced and drawn like built-in schedules."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FLAGS = ("drop_in", "spills", "safe", "full_only", "scattered", "variant")
 def register_schedule(schedule: Schedule, *, replace: bool = False) -> Schedule:
     """Register a schedule of your own, and return it; its name then works wherever a built-in schedule's name does.
 
-    `count`, `plan`, `trace`, `simulate`, `list_schedules`, sweeps, reports and figures take it; plans and lists mark it
-    as the user's. It has no kernel, so the operator never runs it.
+    `count`, `plan`, `trace`, `simulate`, `list_schedules`, sweeps, reports and figures accept it; plans and lists mark
+    it as the user's. It has no kernel, so the operator never runs it.
 
-    schedule: made as the built-in ones are (redblue.schedules.Schedule and Pass; docs/guide/own-schedule.md).
+    schedule: a redblue.schedules.Schedule with its Pass objects (docs/guide/own-schedule.md).
     replace: a schedule that a user registered under the same name may be replaced.
 
     Before it is registered, every pass runs on small problems, full and masked, with several tiles, on the numeric
-    machine; a larger problem is counted. Raises RedblueError, which names what is wrong: an output that differs from
+    machine; a larger problem is counted. Raises RedblueError, which names the fault: an output that differs from
     the float64 reference, a closed form that differs from the words counted, a run that exceeds the stated peak
     (CapacityError) or breaks another rule of the machine (MachineError), a wrong field, or a name that is taken.
     """

@@ -1,8 +1,8 @@
-"""A model of threads that share the tasks of one call: how long each works, and how long it waits for another.
+"""A model of threads that share the tasks of one call: the time that each thread works and waits for other threads.
 
 The threads take tasks in the order of a list, as the compiled core's do. A task computes blocks. A block may update an
-array that several tasks add to in a fixed order, so that sums do not depend on the threads: the task then waits until
-the update before its own is done. Time is in any unit, for instance the time of one pair of a query and a key.
+array to which several tasks add in a fixed order, so that sums do not depend on the threads: the task then waits for
+the update before its own. Time is in any unit, for instance the time of one pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 
 class Block(NamedTuple):
-    """A block of a task: `work` units of time, then its turn to update array `updated`, then `update` units."""
+    """A block of a task: `work` units of time, a wait for its turn to update array `updated`, then `update` units."""
 
     work: float
-    updated: int = -1  # -1: it updates nothing that others update
-    turn: int = 0  # updates of that array that come before
+    updated: int = -1  # -1: it updates no shared array
+    turn: int = 0  # number of earlier updates of that array
     update: float = 0.0
 
 
 class Shared(NamedTuple):
-    """A call shared out to threads.
+    """A call distributed to threads.
 
-    seconds: until the last thread ends, in the unit of the blocks. working, waiting (threads,): the time that each
-    thread computes, and that it waits for updates of others. The rest of its time it has no task left. thread (tasks,):
-    which thread took each task.
+    seconds: the time until the last thread ends, in the unit of the blocks. working, waiting (threads,): the time that
+    each thread computes, and that it waits for updates of other threads. In the rest of the time it has no task left.
+    thread (tasks,): the thread that took each task.
     """
 
     seconds: float
@@ -50,8 +50,7 @@ class Shared(NamedTuple):
 def share_out(tasks: Sequence[Sequence[Block]], threads: int) -> Shared:
     """Simulate `threads` threads that take these tasks in order.
 
-    Raises ValueError if a task waits for an update that only a later task of the list makes: threads could then wait
-    for ever.
+    Raises ValueError if a task waits for an update that only a later task of the list makes: this could deadlock.
     """
     return _Simulation(tasks, threads).run()
 
@@ -61,7 +60,7 @@ class _Simulation:
         self.tasks, self.next = tasks, 0
         self.working, self.waiting = np.zeros(threads), np.zeros(threads)
         self.thread = np.full(len(tasks), -1)
-        self.task = [-1] * threads  # of each thread
+        self.task = [-1] * threads  # the current task of each thread
         self.block = [0] * threads
         self.done: dict[int, tuple[int, float]] = {}  # updates of each array so far, and the end of the last
         self.waits: dict[tuple[int, int], tuple[int, float]] = {}  # (array, turn): the thread that waits, since when
@@ -78,7 +77,7 @@ class _Simulation:
             else:
                 end = max(end, now)
         if self.waits:
-            raise ValueError(f"updates {sorted(self.waits)} wait for ever: no earlier task makes the one before")
+            raise ValueError(f"updates {sorted(self.waits)} wait for ever: no earlier task makes the update before")
         return Shared(end, self.working, self.waiting, self.thread)
 
     def _take(self, thread: int) -> bool:

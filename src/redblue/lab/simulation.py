@@ -13,7 +13,7 @@ from redblue.machine import Cached, CacheLevel, LevelTraffic, caches_of
 from redblue.machine.hierarchy import checked_levels
 from redblue.paged_problem import AnyProblem
 
-MAX_ACCESSES = 2_000_000_000  # of one stream: about a minute
+MAX_ACCESSES = 2_000_000_000  # limit of one stream: about a minute
 
 
 @dataclass(frozen=True)

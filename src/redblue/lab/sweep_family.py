@@ -5,10 +5,10 @@ best schedule of the family.
 A schedule is a sequence of sweeps over all pairs. A sweep computes or reads arrays of pairs (P, dP, dS), adds to
 outputs, and writes arrays of pairs. Three kinds of sweep are tried, with every set of arrays:
 
-- rows (or keys) stay: with `a` arrays of d words per row that stay and b that stream, a b x^2 words; an output that
-  streams is read and written, so it counts twice;
-- a tile of pairs stays, for each array that the sweep computes: slices of all factors stream, and outputs, twice;
-- a tile of an output stays: one product of an array of pairs that is read, b times, and of b column blocks.
+- rows (or keys) stay: if `a` arrays of d words per row stay and b arrays stream, a b x^2 words move; a streaming output
+  is read and written, so it counts twice;
+- a tile of pairs stays, for each array that the sweep computes: slices of all factors stream once, outputs twice;
+- a tile of an output stays, in a product with b column blocks, which reads an array of pairs b times.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-FACTORS = {"p": ("q", "k"), "dp": ("dout", "v")}  # of an array of pairs: rows, keys
+FACTORS = {"p": ("q", "k"), "dp": ("dout", "v")}  # factors of an array of pairs: by rows, by keys
 OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its other factor, its side)
     "forward": {"o": ("p", "v", 0)},
     "backward": {"dv": ("p", "dout", 1), "dq": ("ds", "k", 0), "dk": ("ds", "q", 1)},
     "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},
 }
 KEYS = ("k", "v")
-MAX_READS = 12  # of the left factor of an output-stationary product
+MAX_READS = 12  # most reads of the left factor of an output-stationary product
 
 
 Sides = tuple[int, int]  # a number for rows, and one for keys
@@ -46,7 +46,7 @@ class PairSweep(NamedTuple):
 
 
 def pairs_read(x: float) -> float:
-    """Words per pair of an output-stationary product over pairs: its left factor is read b times, b a whole number."""
+    """Words per pair of an output-stationary product over pairs, whose left factor is read a whole number of times."""
     return min(b + x**2 / b for b in range(1, MAX_READS))
 
 
@@ -88,7 +88,7 @@ def resident(x: float, rows: Sides, keys: Sides) -> float:
 def tiled(x: float, outputs: dict[str, tuple[str, str, int]], computed: Iterable[str], adds: Iterable[str]) -> float:
     """Words of a sweep in which a tile of each array of pairs in use stays, while slices of its factors stream.
 
-    A score is complete before its P is used, and dP before dS. Only dP and dV share a stream, that of dO.
+    A score is complete before its P is used, and dP before dS. Only dP and dV share a stream: dO.
     """
     held = {"ds" if pair == "dp" else pair for pair in computed} | {outputs[name][0] for name in adds}
     streams = [set(FACTORS[pair]) for pair in computed]

@@ -13,7 +13,7 @@ STANDARD_REMARK = "standard reads the n_q x n_k probabilities that its forward p
 
 
 def mask_text(mask: Mask) -> str:
-    """Describe in a few words which keys a query attends."""
+    """Describe in a few words the keys that a query attends."""
     rule = mask.rule
     if mask.is_full:
         return "full"
@@ -47,7 +47,7 @@ def _batch(p: Problem) -> list[str]:
 
 
 def _sequences(p: PagedProblem) -> list[str]:
-    """Describe the sequences of a paged problem: how many, their lengths, and how many of their pages are shared."""
+    """Describe the sequences of a paged problem: their number, their lengths, and the number of shared pages."""
     ends = [(min(lengths), max(lengths)) for lengths in (p.queries, p.keys)]
     n_q, n_k = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in ends)
     places, pages = sum(map(len, p.table)), len({page for row in p.table for page in row})

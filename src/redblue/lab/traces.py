@@ -15,7 +15,7 @@ from redblue.paged_problem import AnyProblem
 from redblue.pebble import Game, Graph, Rules, Verdict, check, least_red
 
 MAX_MULTIPLY_ADDS = 2_000_000
-BYTES, SECONDS = 500, 1e-5  # of each multiply-add: at the limit one gigabyte and 20 seconds
+BYTES, SECONDS = 500, 1e-5  # per multiply-add: one gigabyte and 20 seconds at the limit
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Traced:
     """One stream of a schedule as a pebble game: the referee accepts `moves` on `graph` with `red` red pebbles.
 
     count: the machine's count of that stream. red: at most the machine's peak plus 3, or the graph's minimum if that is
-    larger. verdict: the referee's, under `rules`.
+    larger. verdict: the referee's verdict under `rules`.
     """
 
     count: counts.Count
@@ -40,7 +40,7 @@ def trace(
 ) -> Traced:
     """Run one stream of the schedule, record it as a pebble game, and let the referee check the game.
 
-    words, tiles: as for `count`. The graph is that of this particular algorithm, including row maxima and rescaling.
+    words, tiles: as for `count`. The graph represents this particular algorithm, including row maxima and rescaling.
     Raises the errors of `count`, and RedblueError for more than MAX_MULTIPLY_ADDS multiply-adds.
     """
     stream = problem.one_stream()

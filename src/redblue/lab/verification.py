@@ -20,9 +20,9 @@ from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE, Cost, Pass, Schedule, TooFewWords
 from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
-LARGEST_ERROR = 1e-10  # of an output, relative to float64
+LARGEST_ERROR = 1e-10  # allowed error of an output, relative to float64
 LARGE_SCORES = 50.0  # factor of queries and keys: exp of such scores overflows without a row maximum
-EDGES = (1, 2, 3, 16)  # of tiles: some divide the axes, some do not, the last spans them
+EDGES = (1, 2, 3, 16)  # tile edges: some divide the axes, some do not, the last one spans them
 LARGER = (211, 173, 24, 20)  # n_q, n_k, d, d_v of the problem that is counted without numbers
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def _problems(schedule: Schedule, direction: str) -> Iterator[Problem]:
 
 
 def _tiles(schedule: Schedule, one_pass: Pass, problem: Problem, edge: int) -> Any:
-    """Return tiles whose edges all are `edge`, apart from those that span their axis by default."""
+    """Return tiles whose edges are all `edge`, except for edges that span their axis by default."""
     edges = {name: edge for name in one_pass.edges if name not in WHOLE}
     return _calling(schedule, problem, edges, "tile_type", lambda: schedule.make_tiles(problem, edges))
 
@@ -85,7 +85,7 @@ def _verify_run(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: Any
 
 
 def _compare(where: str, closed: Cost, machine: Machine, fields: tuple[str, ...]) -> None:
-    """Raise RedblueError unless the closed form states what the machine has counted."""
+    """Raise RedblueError unless the closed form equals the machine's counts."""
     for field in fields:
         stated, counted = int(getattr(closed, field)), getattr(machine, field)
         if stated != counted:
@@ -93,7 +93,7 @@ def _compare(where: str, closed: Cost, machine: Machine, fields: tuple[str, ...]
 
 
 def _verify_larger(schedule: Schedule, one_pass: Pass, problem: Problem) -> None:
-    """Count a larger problem, and hold its words against the lower bound."""
+    """Count a larger problem, and compare its words with the lower bound."""
     tiles = _tiles(schedule, one_pass, problem, EDGES[-1])
     where, closed = _where(schedule, problem, tiles), _cost(schedule, one_pass, problem, tiles)
     machine, _ = _run(schedule, problem, tiles, Counting(closed.peak, counts.MAX_MOVES), {})
@@ -110,7 +110,7 @@ def _verify_search(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: 
         best = _calling(schedule, problem, tiles, "search", lambda: schedule.tiles(problem, int(closed.peak)))
     except TooFewWords as error:
         raise RedblueError(
-            f"{_where(schedule, problem, tiles)}: these tiles fit, but the search says: {error}"
+            f"{_where(schedule, problem, tiles)}: these tiles fit, but the search fails: {error}"
         ) from None
     least = _cost(schedule, one_pass, problem, best)
     if least.peak > closed.peak:
@@ -133,7 +133,7 @@ def _verify_index(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: A
             f"{where}: the sweeps state {stated} words of a CSR index, and the run reads {machine.index.words}"
         )
     if any(counts.relative_error(outputs[name], expected[name]) > LARGEST_ERROR for name in outputs):
-        raise RedblueError(f"{where}: the result is wrong with a stored mask: ask the machine for its entries")
+        raise RedblueError(f"{where}: the result is wrong with a stored mask: read its entries through the machine")
 
 
 def _verify_large_scores(schedule: Schedule, problem: Problem) -> None:

@@ -46,7 +46,7 @@ class Cached(Counting):
     packed: whether `load` copies the region. leading: words from row to row, by array name; default: the row length.
     fetch_on_write: see machine/hierarchy.py. records: whether accesses are recorded for `trace`.
     max_accesses: a run that makes more accesses stops with TooLong.
-    `traffic` has the counts of each level; reads, writes and peak are those of the schedule, as on `Counting`.
+    `traffic` has the counts of each level; reads, writes and peak count the schedule's words, as on `Counting`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Cached(Counting):
     def _place(self, name: str, shape: tuple[int, ...]) -> Any:
         """Give an array of slow memory its addresses."""
         if not 1 <= len(shape) <= 2:
-            raise MachineError(f"{name} has shape {shape}: arrays of one or two axes can be laid out")
+            raise MachineError(f"{name} has shape {shape}: only arrays of one or two axes have addresses here")
         leading = whole_number(f"leading of {name}", self.leading.get(name, shape[-1]), shape[-1])
         first = self._next_line
         self._next_line += ceil_div(leading * (shape[0] if len(shape) == 2 else 1), self.line_words)

@@ -2,7 +2,7 @@
 
 The tracing machine stores an int64 per word of a tile: the number of a graph node, or, below NONE, the code of a
 constant (constant i of the machine's table has the code NONE - 1 - i). A word computed from constants only is a
-constant, too. So is a word that one constant operand decides, such as 0 times anything or -inf minus anything. Hence
+constant, too. So is a word that one constant operand decides, such as 0 times any word or -inf minus any word. Hence
 pairs that a mask excludes need no nodes.
 """
 

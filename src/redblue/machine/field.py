@@ -24,10 +24,10 @@ LOW_BITS = 16  # a product of matrices splits one factor at this bit, so that it
 class Field(Numeric):
     """Runs a schedule on whole numbers modulo the prime q = `prime`.
 
-    Sums, differences, products and quotients are those of the field; x / 0 is 0. A float is a fraction with a power of
-    two below it, and stands for that fraction in the field; infinities and NaN stand for 0. A field has no order and
-    no exponential, and the bound allows any function in their place: maximum and minimum compare the representatives
-    0 .. q - 1, exp(x) is x^2, and log(x) is 1 / x.
+    Sums, differences, products and quotients are the field's operations; x / 0 is 0. A float is a fraction whose
+    denominator is a power of two, and becomes that fraction in the field; infinities and NaN become 0. A field has no
+    order and no exponential, and the bound allows any function in their place: maximum and minimum compare the
+    representatives 0 .. q - 1, exp(x) is x^2, and log(x) is 1 / x.
     Raises RedblueError unless q is an odd prime of at most 2^31 - 1.
     """
 

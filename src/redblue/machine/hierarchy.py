@@ -5,9 +5,9 @@ l modulo the number of sets. Levels are neither inclusive nor exclusive: each le
 write-backs of the level before it. On a miss the line is requested from the next level, then the victim is written
 back. A written-back line is complete, so the next level takes it without reading the line from farther away.
 
-fetch_on_write decides what the nearest level does on a write that covers a whole line that it does not hold. If False,
-it takes the line without reading it (a full-line or streaming store): a stored word moves once, as in the model. If
-True, it reads the line first (an ordinary store): a stored word moves twice. Lines written in part are always read
+fetch_on_write concerns a write of a whole line that the nearest level does not hold. If False, the level takes the line
+without reading it (a full-line or streaming store): a stored word moves once, as in the model. If True, it reads the
+line first (an ordinary store): a stored word moves twice. Lines written in part are always read
 first.
 
 Not modelled: prefetching, physical addresses (which differ from virtual addresses beyond a page), replacement that only
@@ -110,7 +110,7 @@ class LevelTraffic:
 
     @property
     def dead_writes(self) -> int:
-        """Those of `writes` that will never be read."""
+        """Words of `writes` that will never be read."""
         return self.dead_write_backs * self.line_words
 
     @property

@@ -65,7 +65,7 @@ class Network(ABC):
     def apply(
         self, process: int, operation: str, reads: Sequence[Name], writes: Mapping[Any, Shape], /, **details: Any
     ) -> None:
-        """Compute blocks of a process from others that it holds. A block that is written replaces that of its name."""
+        """Compute blocks of a process from others that it holds. A new block replaces the block of the same name."""
 
     @abstractmethod
     def drop(self, process: int, names: Iterable[Name]) -> None:

@@ -25,7 +25,7 @@ from redblue.machine.values import Region, Tile, Value
 from redblue.pebble.graph import Builder, Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 
-SPARE = 3  # words that may be red in addition to those of the tiles
+SPARE = 3  # words that may be red in addition to the words of the tiles
 
 
 class Recording(NamedTuple):

@@ -27,7 +27,7 @@ MAX_PAIRS = 1 << 22  # pairs in one call of mask_mod
 
 
 def read(mask: Any, sizes: tuple[int, int] | None = None) -> Rule:
-    """Convert a BlockMask to a rule. sizes: n_q and n_k; those of the BlockMask if None.
+    """Convert a BlockMask to a rule. sizes: n_q and n_k; if None, the BlockMask's sizes.
 
     Raises RedblueError for another object, and for a mask_mod that cannot be mapped over pairs.
     """
@@ -113,7 +113,7 @@ def _pairs(
 
 
 def _call_mask_mod(mask: Any, b: int, h: int, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return the booleans of these pairs. mask_mod is called once, on the mask's device."""
+    """Return mask_mod's booleans for these pairs, from one call on the mask's device."""
     if not len(q):
         return np.zeros(0, bool)
     from redblue.masks.mask_mod import for_pairs  # deferred, because it imports PyTorch
@@ -122,4 +122,4 @@ def _call_mask_mod(mask: Any, b: int, h: int, q: np.ndarray, k: np.ndarray) -> n
         tensors = (mask.kv_indices.new_tensor(x).long() for x in (b, h, q, k))
         return for_pairs(mask.mask_mod, *tensors).detach().cpu().numpy().astype(bool)
     except Exception as error:
-        raise RedblueError(f"block_mask's mask_mod cannot be asked of many pairs at once: {error!r}") from error
+        raise RedblueError(f"block_mask's mask_mod cannot be evaluated for many pairs at once: {error!r}") from error

@@ -1,6 +1,6 @@
 """The Mask class: the public face of masks.
 
-A mask holds a rule, which has no sizes. `Mask.on(n_q, n_k)` lays the rule on queries and keys and returns `Pairs`, the
+A mask holds a rule, which has no sizes. `Mask.on(n_q, n_k)` applies the rule to these sizes and returns `Pairs`, the
 interface of schedules; `masks/lowered.py` computes the form that kernels take. Bands (full, causal, sliding window) and
 block layouts have closed forms. All other rules, and every composition, become patterns (`masks/patterns/`), which are
 evaluated tile by tile.
@@ -54,8 +54,8 @@ class Mask:
     def sliding_window(cls, left: int | None, right: int | None = 0, align: str = "top-left") -> Mask:
         """Query i attends keys i-left..i+right; None stands for all keys on that side.
 
-        align: where the diagonal runs if n_q != n_k. "top-left": query 0 stands at key 0; "bottom-right": the last
-        query stands at the last key.
+        align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 has position 0 among the
+        keys; "bottom-right": the last query has the position of the last key.
         """
         return cls(Window(left, right, align))
 
@@ -93,8 +93,8 @@ class Mask:
 
         lengths: number of queries of each document; 0 is allowed. key_lengths: number of keys of each document;
         `lengths` if left out. n_q and n_k are the sums of the lengths.
-        within: a window that is laid on each document, from its first query and key, or, with align="bottom-right",
-        from its last query and key.
+        within: a window that applies inside each document, aligned at its first query and key, or, with
+        align="bottom-right", at its last query and key.
         """
         if within is not None and not isinstance(within, Mask):
             raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}")
@@ -266,7 +266,7 @@ class Mask:
         return replace(self, group=self.group * whole_number("group", group, 1))
 
     def on(self, n_q: int, n_k: int) -> Pairs:
-        """Lay the mask on n_q rows and n_k keys. Raises RedblueError if it does not fit."""
+        """Return the attending pairs of n_q rows and n_k keys. Raises RedblueError if it does not fit."""
         return self.rule.on(n_q, n_k, self.group)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Mask:

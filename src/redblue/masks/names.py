@@ -49,7 +49,7 @@ FORMS_TEXT = f"{', '.join(FORMS)}, such as window:1024,0 or blocks:layout.npy,12
 
 
 def parse(text: str) -> Mask:
-    """Make the mask that a text such as "causal & documents:512,1536" stands for.
+    """Make the mask of a text such as "causal & documents:512,1536".
 
     ~ binds more tightly than &, and & more tightly than |; parentheses group. A file's name may contain these
     characters only if the file is the whole text. Raises RedblueError, which lists the forms.
@@ -63,11 +63,11 @@ def parse(text: str) -> Mask:
         return _composed([token for part in re.split(r"([&|~()])", stripped) if (token := part.strip())], text)
 
 
-BINDS = {"|": 1, "&": 2, "~": 3}  # how tightly an operator binds; a parenthesis ends what any operator takes
+BINDS = {"|": 1, "&": 2, "~": 3}  # precedence of the operators; an open parenthesis has the lowest
 
 
 def _composed(tokens: list[str], text: str) -> Mask:
-    """Combine terms by operators: operator precedence with two stacks, because input may be nested as deep as it likes.
+    """Combine terms by operators. Two stacks replace recursion, because input may be nested arbitrarily deep.
 
     text: the whole input, for errors.
     """
@@ -76,7 +76,7 @@ def _composed(tokens: list[str], text: str) -> Mask:
     needs_term = True  # whether a term, ~ or ( must come next
 
     def apply(least: int) -> None:
-        """Apply the waiting operators that bind at least so tightly."""
+        """Apply the waiting operators of at least this precedence."""
         while waiting and BINDS.get(waiting[-1], 0) >= least:
             operator, mask = waiting.pop(), masks.pop()
             masks.append(~mask if operator == "~" else masks.pop() & mask if operator == "&" else masks.pop() | mask)

@@ -30,8 +30,8 @@ from redblue.masks.rules.rule import Rule, every_part
 from redblue.masks.rules.stack import Stack
 
 PREFIX = "redblue-mask:1:"
-MAX_ARRAY_BYTES = 1 << 28  # of all arrays of a mask
-MAX_CHARACTERS = 1 << 24  # of the text
+MAX_ARRAY_BYTES = 1 << 28  # bytes of all arrays of a mask
+MAX_CHARACTERS = 1 << 24  # characters of the text
 
 
 def _blocks(bits: bytes, shape: list[int], block: list[int]) -> Rule:
@@ -146,7 +146,7 @@ def _listed(mask: Mask) -> list[Any]:
 
 
 def _node(rule: Rule, places: list[int]) -> list[Any]:
-    """One rule as JSON. places: where its parts stand in the list."""
+    """One rule as JSON. places: the places of its parts in the list."""
     if isinstance(rule, algebra.Not):
         return ["not", places]
     if isinstance(rule, algebra.Combined):

@@ -2,8 +2,8 @@
 
 Lines read: read misses, and write misses, because an ordinary store reads a line before it changes it (write
 allocation). Lines written: dirty lines that are evicted, and the output lines that the cache still holds at the end.
-The latter number is a lower limit, because it is found by touching the outputs, and a touch that misses may evict an
-output line that has not been touched yet. The kernel's own tiles are dead at the end, and are not counted. Lines of
+The latter number is a lower limit: it is measured by touching the outputs, and a touch that misses may evict an output
+line that has not been touched yet. The kernel's own tiles are dead at the end, and are not counted. Lines of
 code occupy the cache, but are not counted as words. Replacement is LRU. Prefetches are not simulated.
 """
 
@@ -29,7 +29,7 @@ UNDECODED = ("amx_bf16", "avx512_bf16", "avx512")  # instruction sets that valgr
 def isa() -> _core.Isa:
     """Choose the best instruction set that valgrind decodes, or the one that REDBLUE_ISA names.
 
-    Raises RedblueError if REDBLUE_ISA names one that valgrind does not decode, or that this CPU does not have.
+    Raises RedblueError if REDBLUE_ISA names a set that valgrind does not decode, or that this CPU does not have.
     """
     forced = os.environ.get("REDBLUE_ISA")
     if forced in UNDECODED:
@@ -103,7 +103,7 @@ def _ways(cache: CacheLevel) -> str:
 
 
 def traffic(events: dict[str, Events], output_lines: int) -> dict[str, int]:
-    """Lines by cause. events: of the sections "kernel" and "outputs"; output_lines: the size of the outputs."""
+    """Lines by cause. events: the Events of sections "kernel" and "outputs". output_lines: the size of the outputs."""
     kernel, outputs = events["kernel"], events["outputs"]
     return {
         "read_miss_lines": kernel.read_misses,
@@ -116,7 +116,7 @@ def traffic(events: dict[str, Events], output_lines: int) -> dict[str, int]:
 
 
 def plain(value: Any) -> Any:
-    """Arguments as JSON writes them: a Region as {"region": index}, a Struct as {"struct": name, "fields": {...}}."""
+    """Convert arguments for JSON: a Region to {"region": index}, a Struct to {"struct": name, "fields": {...}}."""
     if isinstance(value, Region):
         return {"region": value.index}
     if isinstance(value, Struct):

@@ -29,9 +29,9 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def measure_lines(task: dict[str, Any], call: Any) -> None:
-    """Measure lines under callgrind: those of an empty call, and those of the call.
+    """Measure lines under callgrind: the lines of an empty call, and the lines of the call.
 
-    After each, as many other lines as the cache holds are read. This evicts the dirty lines, which are then counted as
+    After each call, reading as many other lines as the cache holds evicts the dirty lines, which are then counted as
     written.
     """
     # Not imported: importing redblue takes too long under valgrind.

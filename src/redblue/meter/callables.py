@@ -1,4 +1,4 @@
-"""Measure any Python function, with the meters that can."""
+"""Measure any Python function, with the meters that support this."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def measure_callable(
 ) -> Measurement:
     """Measure one call fn(*args, **kwargs). The record's counted_words and bound_words are None: both are unknown.
 
-    fn: any callable. cachegrind and ncu start a child process: for them fn is a function of a module,
-    "module:function" or "path/to/script.py:function", and the arguments are plain data, which travel as JSON. fn is
-    called once before the measurement, except with interpreter.
+    fn: any callable. cachegrind and ncu start a child process: for them fn must be a function of a module,
+    "module:function" or "path/to/script.py:function", and the arguments must be plain data, which is sent as JSON. fn
+    is called once before the measurement, except with interpreter.
     using: the meter:
-    - "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways: as in `measure`), minus those of
-      an empty Python call; single-threaded.
+    - "cachegrind": lines through a simulated cache of `words` words (line_bytes, ways: as in `measure`), minus the
+      lines of an empty Python call; single-threaded.
     - "interpreter": words of the Triton kernels that fn launches, which Triton must interpret.
     - "counters": lines at a boundary of this CPU.
     - "ncu": bytes of its GPU kernels at a boundary of the GPU.
@@ -83,7 +83,7 @@ def _by_cachegrind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], cach
         single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         sections, _ = valgrind.run(command, cache, Path(folder), os.environ | single_threaded)
     if [name for name, _ in sections] != ["kernel", "outputs"] * 2:
-        raise RedblueError(f"{_target(fn)} was not measured whole: it must not start or stop callgrind itself")
+        raise RedblueError(f"{_target(fn)} was not measured completely: it must not start or stop callgrind itself")
     (_, idle), (_, idle_left), (_, call), (_, left) = sections
 
     def above_idle(field: str) -> int:

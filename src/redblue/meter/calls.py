@@ -25,7 +25,7 @@ from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
-KEYS = 6  # keys that the micro-kernel processes together
+KEYS = 6  # keys that the micro-kernel processes at once
 CODE_WORDS = 832  # part of the cache that code occupies (measured under valgrind)
 
 
@@ -49,7 +49,7 @@ class KernelCall:
     """A call of `function` of the compiled core with `isa` and `arguments`.
 
     regions: for each region its size in bytes, for memory of zeros, or its content. outputs: the indices of the regions
-    that the kernel writes. schedule, tiles: those that the kernel follows, as redblue.count names them.
+    that the kernel writes. schedule, tiles: the schedule and tiles that the kernel follows, by redblue.count's names.
     """
 
     problem: Problem
@@ -77,8 +77,8 @@ def kernel_call(
 
     words: the fast memory that tiles are chosen for, if `tiles` is None. schedule: "flash" (also backward, in two
     kernels), "flash_onepass" (backward), "hybrid", "small_cache" or "gather"; None for "flash" forward and
-    "flash_onepass" backward. isa: None for the best one. Raises RedblueError if no kernel does this, TooFewWords if no
-    tiles fit.
+    "flash_onepass" backward. isa: the instruction set; None for the best one. Raises RedblueError if no kernel does
+    this, TooFewWords if no tiles fit.
     """
     row = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
@@ -106,7 +106,7 @@ def kernel_call(
 
 
 def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
-    """The kernel's tile with these edges. Raises RedblueError for edges that the kernel does not take."""
+    """The kernel's tile with these edges. Raises RedblueError for edges that the kernel does not support."""
     edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
     if schedule in cpu.SPILLED:
         return cpu.SpillTile.of(schedule, edges)

@@ -1,11 +1,11 @@
 """The script that `redblue.meter.cachegrind` runs under valgrind: one call of the compiled core.
 
 Its argument is a JSON file with the task. The script imports neither redblue nor NumPy, because these imports take too
-long under valgrind. It loads the compiled module alone, places the arrays one after the other in memory of its own,
+long under valgrind. It loads only the compiled module, places the arrays one after the other in newly allocated memory,
 each at the start of a line, and makes the call.
 
-The call runs in a thread. The main thread's stack starts behind the environment and the command line, so the lines that
-it touches depend on the length of a path; a thread's stack starts at a page.
+The call runs in a thread. The main thread's stack starts after the environment and the command line, so its lines
+depend on the length of a path; a thread's stack starts at a page.
 """
 
 from __future__ import annotations

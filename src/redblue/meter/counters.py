@@ -28,7 +28,7 @@ DEVICES = Path("/sys/bus/event_source/devices")
 CPUINFO = Path("/proc/cpuinfo")
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 LINE_BYTES = 64
-UNITS = {"": LINE_BYTES, "MiB": 2**20, "Bytes": 1}  # perf's second column -> bytes; a plain count is of lines
+UNITS = {"": LINE_BYTES, "MiB": 2**20, "Bytes": 1}  # perf's second column -> bytes; a count without unit counts lines
 REPEATS = 3  # measured calls, after one call that is not measured
 
 
@@ -88,15 +88,15 @@ def available() -> dict[str, Formula]:
         for each in (DEVICES.glob("*") if DEVICES.is_dir() else ())
     }
     if "cpu" not in devices and not any(name.startswith("cpu_") for name in devices):
-        where = " This is a virtual machine, which was given none." if "hypervisor" in _text(CPUINFO) else ""
+        where = " This is a virtual machine without them." if "hypervisor" in _text(CPUINFO) else ""
         raise RedblueError(
             f"the system offers no hardware counters ({DEVICES}/cpu is missing).{where} {_upper(REMEDY)}"
         )
     by_boundary = formulas(vendor[1] if vendor else "", devices)
     if not by_boundary:
         raise RedblueError(
-            f"no counters are known that measure traffic on this CPU ({detect_cpu().model}): take an Intel "
-            f"one, or an AMD one from Zen 4 on with the amd_umc driver (Linux 6.10); or {REMEDY}"
+            f"no counters are known that measure traffic on this CPU ({detect_cpu().model}): use an Intel "
+            f"CPU, or an AMD CPU from Zen 4 on with the amd_umc driver (Linux 6.10); or {REMEDY}"
         )
     return by_boundary
 
@@ -152,7 +152,8 @@ def description(formula: Formula) -> str:
 def count(call: Callable[[], object], formula: Formula, repeats: int = 1) -> tuple[int, int]:
     """Count the bytes that one call reads and writes: the mean of `repeats` calls.
 
-    Raises RedblueError if the counters may not be read. perf starts disabled; orders through a pipe start and stop it.
+    Raises RedblueError if the counters may not be read. perf starts disabled; commands through a pipe start and stop
+    it.
     """
     perf = shutil.which("perf") or "perf"
     with tempfile.TemporaryDirectory(prefix="redblue-perf-") as name:
@@ -165,7 +166,7 @@ def count(call: Callable[[], object], formula: Formula, repeats: int = 1) -> tup
         command = [perf, "stat", "-x;", "-o", str(output), "-e", events, "-D", "-1", "--control"]
         command += [f"fifo:{control},{answer}", *scope]
         with (
-            # Opened to read and write: opening a pipe in one direction would wait forever if perf has failed
+            # Open for reading and writing: opening a pipe in one direction would block forever if perf has failed
             open(control, "r+b", buffering=0) as orders,
             open(answer, "r+b", buffering=0) as answers,
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child,
@@ -189,7 +190,7 @@ def count(call: Callable[[], object], formula: Formula, repeats: int = 1) -> tup
 
 
 def _order(child: subprocess.Popen[str], orders: IO[bytes], answers: IO[bytes], order: bytes) -> None:
-    """Send an order to perf, and wait for its answer. Raises RedblueError if perf ends instead."""
+    """Send a command to perf, and wait for its answer. Raises RedblueError if perf ends instead."""
     orders.write(order)
     while not select.select([answers], [], [], 0.05)[0]:
         if child.poll() is not None:
@@ -210,7 +211,7 @@ def _refused(errors: str) -> str:
 
 
 def read(text: str) -> dict[str, tuple[str, str]]:
-    """Parse the output of `perf stat -x;`, event -> (value, unit). Its columns: value; unit; event; time; share ..."""
+    """Parse the output of `perf stat -x;`: event -> (value, unit). Columns: value; unit; event; time; share ..."""
     rows = [line.split(";") for line in text.splitlines() if line.count(";") >= 2]
     return {row[2]: (row[0], row[1]) for row in rows}
 
@@ -219,7 +220,7 @@ def _bytes(counts: Mapping[str, tuple[str, str]], event: str) -> float:
     """The bytes of an event. Raises RedblueError if it was not counted, or in an unknown unit."""
     value, unit = counts.get(event, ("<not counted>", ""))
     if value.startswith("<"):
-        why = "this (virtual) machine does not offer it" if "supported" in value else "perf did not get to count it"
+        why = "this (virtual) machine does not offer it" if "supported" in value else "perf had no free counter for it"
         raise RedblueError(f"{event} is {value.strip('<>')}: {why}; {REMEDY}")
     if unit not in UNITS:
         raise RedblueError(f"{event} is counted in {unit!r}, which is not known: {', '.join(filter(None, UNITS))} are")

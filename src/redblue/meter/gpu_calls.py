@@ -43,7 +43,7 @@ def gpu_call(
 ) -> GpuCall:
     """Plan the launches for a problem.
 
-    words: the shared memory of a block in words; None for all that the card has. schedule, tiles: None for the
+    words: the shared memory of a block in words; None for all of the card's. schedule, tiles: None for the
     planner's choice. Raises RedblueError for a direction or a schedule without a kernel, Unplanned if nothing fits.
     """
     p = problem

@@ -6,7 +6,7 @@
 
 This works for any kernel. Each unmasked lane of a load or store is one word; masked lanes are not counted. A word
 belongs to the kernel's argument whose tensor contains its address ("q"; "q.at" for a field of a tuple), so data and
-index lists are counted apart. Block pointers and tensor descriptors count the lanes inside their shape. An atomic
+index lists are counted separately. Block pointers and tensor descriptors count the lanes inside their shape. An atomic
 operation reads and writes each of its lanes. A GPU may move more than these words (whole sectors), or fewer (hits in
 its caches).
 """
@@ -73,7 +73,7 @@ class Tally:
 
 @contextmanager
 def counting() -> Iterator[Tally]:
-    """Count the loads and stores of every kernel that is interpreted while the block runs. Blocks may nest.
+    """A context that counts the loads and stores of every interpreted kernel. Contexts may nest.
 
     Raises RedblueError unless Triton interprets kernels; Triton decides this when a kernel is defined.
     """
@@ -115,14 +115,14 @@ def _hooked(original: Any, hook: Any) -> Any:
 
 @dataclass
 class _Hooks:
-    """The hooks of one `counting` block. arguments, traffic: of the kernel that is running."""
+    """The hooks of one `counting` context. arguments, traffic: the arguments and traffic of the running kernel."""
 
     tally: Tally
     arguments: list[_Argument] = field(default_factory=list)
     traffic: dict[str, Traffic] = field(default_factory=dict)
 
     def launch(self, result: Any, call: Any) -> None:
-        """Note the arguments of a launch. result: the arguments that the interpreter passes on, copied to the host."""
+        """Record the arguments of a launch. result: the arguments that the interpreter passes on, on the host."""
         executor = call["self"]
         args, kwargs = result
         named = inspect.getcallargs(executor.fn, *args, **kwargs)

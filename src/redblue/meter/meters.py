@@ -50,7 +50,7 @@ class Request:
 
     @property
     def boundary_name(self) -> str:
-        """The name of the boundary of a fast memory of any size: the same for all meters that measure one."""
+        """The boundary's name for a fast memory of any size; all meters that simulate one use this name."""
         assert self.cache is not None
         return f"fast memory of {self.cache.capacity_bytes:,} bytes/slow memory"
 
@@ -124,7 +124,7 @@ def by_interpreter(request: Request) -> Measurement:
         bytes_read=words.reads * word_bytes,
         bytes_written=words.writes * word_bytes,
         meter="interpreter",
-        how="every unmasked lane of a load or store is a word; lists of masks are counted apart",
+        how="every unmasked lane of a load or store is a word; lists of masks are counted separately",
         tool=f"triton {version('triton')}",
         parts={"index_bytes": everything.bytes - words.bytes},
     )
@@ -197,7 +197,7 @@ def _record(
 ) -> Measurement:
     """Make the record: the measured fields, the words of the schedule's closed form, and the bound for the capacity.
 
-    boundary, capacity: of the measured memory, in bytes; None for the request's simulated cache.
+    boundary: the name of the measured boundary. capacity: of its fast side in bytes. None: the simulated cache's.
     """
     problem = request.problem
     if boundary is None:

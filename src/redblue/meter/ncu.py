@@ -1,8 +1,8 @@
 """Measure the bytes that GPU kernels move at each boundary, with NVIDIA's Nsight Compute (ncu).
 
-Between the multiprocessors (L1 and shared memory) and L2, the bytes that cross the crossbar are counted; between L2
-and DRAM, those that the memory controllers move; inside a multiprocessor, those that shared memory reads and writes.
-ncu empties the caches before each kernel, and replays the kernel until all counters have been read.
+Between the multiprocessors (L1 and shared memory) and L2, the bytes through the crossbar are counted; between L2 and
+DRAM, the bytes that the memory controllers move; inside a multiprocessor, the bytes that shared memory reads and
+writes. ncu empties the caches before each kernel, and replays the kernel until all counters have been read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find() -> str:
 
 
 def check_boundary(boundary: str | None) -> str:
-    """Return the boundary's name; None means the one between a multiprocessor and L2.
+    """Return the boundary's name; None means the boundary between a multiprocessor and L2.
 
     Raises RedblueError for a boundary that ncu does not measure.
     """
@@ -86,7 +86,7 @@ def profile(command: Sequence[str], boundaries: Sequence[str], env: Mapping[str,
 
 
 def csv_of(command: Sequence[str], boundaries: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run ncu on a command; return its exit status, its output in the form that `read` takes, and its errors.
+    """Run ncu on a command; return its exit status, its output in the form for `read`, and its errors.
 
     Raises RedblueError without ncu.
     """
@@ -119,7 +119,7 @@ def read_each(
 
 
 def read(printed: str, boundaries: Sequence[str], status: int = 0, errors: str = "") -> dict[str, Moved]:
-    """Parse the output of `ncu --csv`, which has one row for each kernel and metric after some lines of its own.
+    """Parse the output of `ncu --csv`, which has one row for each kernel and metric, after some lines of log.
 
     Raises RedblueError if ncu failed, or if a metric is missing.
     """

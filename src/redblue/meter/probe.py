@@ -1,7 +1,7 @@
 """Measure with the compiled kernels' own probe, which counts every block that a kernel reads from or writes to arrays.
 
 The counts are exact, and equal to the schedule's closed form (tests/kernels/cpu/test_words.py). The probe needs no
-tools. It says nothing about caches: it counts at the boundary between the arrays and the kernel's own tiles.
+tools. It does not measure caches: it counts at the boundary between the arrays and the kernel's own tiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the programs that meters need, so that none outlives an interrupt."""
+"""Run the programs that meters need; an interrupt ends them, too."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Amount:
     def _comparable(self, other: Amount) -> float:
         """The value of the other amount. Raises RedblueError if the two differ in unit or boundary."""
         if not isinstance(other, Amount):
-            raise RedblueError(f"{self.unit} at {self.boundary} can be compared with an Amount only, got {other!r}")
+            raise RedblueError(f"{self.unit} at {self.boundary} can only be compared with an Amount, got {other!r}")
         for what, own, others in (("unit", self.unit, other.unit), ("boundary", self.boundary, other.boundary)):
             if own != others:
                 raise RedblueError(
@@ -68,11 +68,11 @@ class Measurement:
     """One measurement.
 
     problem: as plain data; None for a function that is not a kernel of redblue. kernel: the name of the measured code.
-    schedule, tiles: those that the kernel follows; None and {} if not known. boundary: "FAST/SLOW", the names of
-    its two sides. capacity_bytes: capacity of the fast side, None if not known. bytes_read, bytes_written: bytes that
-    crossed the boundary towards the fast side, and back. bytes_per_word: the size of a word.
-    counted_words: words of the schedule's closed form with these tiles. bound_words: the lower bound for this problem
-    and capacity. Each is None if not known.
+    schedule, tiles: the schedule and tiles that the kernel follows; None and {} if not known. boundary: "FAST/SLOW",
+    the names of its two sides. capacity_bytes: capacity of the fast side, None if not known. bytes_read, bytes_written:
+    bytes that crossed the boundary towards the fast side, and back. bytes_per_word: the size of a word.
+    counted_words: words of the schedule's closed form with these tiles; None if not known. bound_words: the lower bound
+    for this problem and capacity; None if not known.
     meter: the meter's name. how: its method. tool: program and version. date: local, ISO 8601.
     parts: the components of the bytes, and further counts of the meter, each with its unit in its name.
     """

@@ -1,4 +1,4 @@
-"""The table of meters; measure a problem with the meter of a name, or with the best one that works here."""
+"""The table of meters, and `measure`, which uses the meter of a given name or the best one that works here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from redblue.problem import Problem
 class Meter:
     """A meter of problems.
 
-    measures: what it measures, in words. needs: raises RedblueError, with the remedy, if the meter cannot work here.
-    any_words: whether it measures a fast memory of any size; the other meters measure the machine's own memories.
-    flops_per_second: its speed, roughly, to say beforehand how long a measurement takes.
+    measures: a description of the measured quantity. needs: raises RedblueError, with the remedy, if the meter cannot
+    work here. any_words: whether it measures a fast memory of any size; the other meters measure the machine's own
+    memories. flops_per_second: its approximate speed, to announce the duration of a measurement.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Meter:
     flops_per_second: float
 
 
-# The best first: meters of cache lines before meters that count the words that a kernel requests
+# The best first: meters of cache lines before meters of the words that a kernel requests
 METERS = {
     meter.name: meter
     for meter in (
@@ -74,7 +74,8 @@ def measure(
 
     using: "cachegrind", "probe", "interpreter", "counters", "ncu", or "auto" for the best that works here.
     boundary: for counters and ncu, which measure the machine's own memories: the name of a boundary, such as "L2/L3" or
-    "L2/DRAM"; None for that of the smallest memory that holds `words`. With a boundary, "auto" takes one of these two.
+    "L2/DRAM"; None for the boundary of the smallest memory that holds `words`. With a boundary, "auto" chooses between
+    these two.
     schedule: the schedule that the kernel follows ("flash", "hybrid", "small_cache", "gather", backward
     "flash_onepass" ...); None for the usual one.
     tiles: the schedule's edges by name; None for tiles that suit a fast memory of plan_words words (None: `words`).
@@ -125,7 +126,7 @@ def choose(using: str, boundary: str | None = None) -> Meter:
 
 
 def why_not(meter: Meter) -> str | None:
-    """Why the meter cannot work here, with the remedy; None if it can."""
+    """The reason why the meter cannot work here, with the remedy; None if it can work."""
     try:
         meter.needs()
     except RedblueError as error:
@@ -134,6 +135,6 @@ def why_not(meter: Meter) -> str | None:
 
 
 def others(name: str) -> dict[str, str]:
-    """For every meter except `name`: why "auto" did not choose it."""
+    """The reason why "auto" did not choose a meter, for every meter except `name`."""
     reasons: dict[str, Any] = {each.name: why_not(each) for each in METERS.values() if each.name != name}
     return {each: reason or f"works here, too: {METERS[each].measures}" for each, reason in reasons.items()}

@@ -20,9 +20,9 @@ from redblue.base.errors import RedblueError
 from redblue.machine import CacheLevel
 from redblue.meter import processes
 
-MIN_VERSION = (3, 10)  # decodes AVX2, and its callgrind simulates write-backs
+MIN_VERSION = (3, 10)  # the first version that decodes AVX2 and whose callgrind simulates write-backs
 INSTALL = "install it (apt install valgrind, dnf install valgrind), or measure with probe, which needs nothing"
-MIN_LINE_BYTES = 32  # no register may be longer
+MIN_LINE_BYTES = 32  # a line must be at least as long as a register
 CODE_BYTES = 1 << 22  # the capacity of I1
 MAX_SHOWN = 12  # lines of valgrind's output in an error
 
@@ -53,7 +53,7 @@ def find() -> tuple[str, str]:
         raise RedblueError(f"{path} cannot be run ({error}): {INSTALL}") from error
     match = re.match(r"valgrind-(\d+)\.(\d+)", printed)
     if not match:
-        raise RedblueError(f"{path} --version says {printed.strip()!r}, which is no version: {INSTALL}")
+        raise RedblueError(f"{path} --version prints {printed.strip()!r}, which is no version: {INSTALL}")
     if (int(match[1]), int(match[2])) < MIN_VERSION:
         least = ".".join(map(str, MIN_VERSION))
         raise RedblueError(f"cachegrind needs valgrind {least} or newer, {path} is {printed.strip()}: {INSTALL}")

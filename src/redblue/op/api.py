@@ -27,15 +27,14 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without anything of size n_q n_k in memory.
 
     q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch tensors of the CPU or of a GPU (with
-    autograd; docs/guide/gpu.md), or NumPy arrays and anything that speaks DLPack (gives NumPy). All have one type:
-    float64, float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional arrays are one head. H is a
-    multiple of H_kv (grouped-query attention, nothing is expanded); the other leading dimensions broadcast. Arrays of
-    any strides are read in place.
+    autograd; docs/guide/gpu.md), or NumPy arrays and anything that supports DLPack (the result is NumPy). All have one
+    type: float64, float32, bfloat16 or float16; sums are in float32 or better. Two-dimensional arrays are one head. H
+    is a multiple of H_kv (grouped-query attention, nothing is expanded); the other leading dimensions broadcast. Arrays
+    of any strides are read in place.
 
-    return_lse: also give the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
+    return_lse: also return the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
 
-    Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for a value that it cannot
-    take.
+    Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for an unsupported value.
     """
     check_flag("return_lse", return_lse)
     record = options_of("attention", options)
@@ -118,7 +117,7 @@ class NumpyCall:
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
-        if per_head(options.mask):  # heads that share a key head would need one mask
+        if per_head(options.mask):  # heads that share a key head would need the same mask
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)

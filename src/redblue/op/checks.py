@@ -40,7 +40,7 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     if heads == 1 and kv_heads > 1:
         heads = kv_heads  # one query head, broadcast
     if (kv_heads == 0 and heads) or (kv_heads and heads % kv_heads):
-        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k and v ({kv_heads})")
+        raise RedblueError(f"heads of q ({heads}) must be a multiple of the heads of k and v ({kv_heads})")
     lead = _broadcast(q[:-3], k[:-3], v[:-3])
     if lead is None:
         shapes = ", ".join(f"{name} {shape}" for name, shape in (("q", q), ("k", k), ("v", v)))

@@ -9,7 +9,7 @@ from redblue.base.errors import RedblueError, UnknownName
 from redblue.op.api import is_torch
 from redblue.op.checks import check_flag, check_grouping
 
-# PyTorch's FlexKernelOptions that only tune its kernels, or promise them something; each may begin with fwd_ or bwd_
+# PyTorch's FlexKernelOptions that only tune its kernels or state assumptions; each may begin with fwd_ or bwd_
 TUNING = (
     *("num_warps", "num_stages", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "SPLIT_KV"),
     *("PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ", "FORCE_USE_FLEX_ATTENTION"),
@@ -38,7 +38,7 @@ def flex_attention(
     Tensors that score_mod captures get their gradients. Other functions raise RedblueError, which holds the traced
     expression. docs/guide/flex.md lists both.
     block_mask: a BlockMask. It is converted once, as long as it and the tensors that its mask_mod reads stay the same.
-    kernel_options: those that only tune PyTorch's kernels are accepted and change nothing.
+    kernel_options: options that only tune PyTorch's kernels are accepted and change nothing.
     return_aux: an AuxRequest, for the log-sum-exp of each row.
 
     Returns out, (out, lse) or (out, AuxOutput), as PyTorch's function. Queries without keys give 0, and lse -inf.
@@ -80,7 +80,7 @@ def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
 
 
 def _check_kernel_options(options: Any) -> None:
-    """Raise RedblueError for an option that is unknown or that would do more than tune PyTorch's kernels."""
+    """Raise RedblueError for an unknown option, and for an option that does more than tune PyTorch's kernels."""
     if options is None:
         return
     if not isinstance(options, Mapping):

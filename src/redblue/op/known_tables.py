@@ -1,6 +1,6 @@
-"""Results of checking page tables and lengths, kept between calls: the layers of a model all give the same tables.
+"""A cache of the results of checking page tables and lengths, because all layers of a model pass the same tables.
 
-Engines change tables in place, so a kept result serves a call only if all bytes of its tables are those of before.
+Engines change tables in place, so a cached result is used only if all bytes of its tables are unchanged.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from redblue.compiled import _core
 from redblue.op import api
 
-MOST = 8  # tables that are kept
-MOST_BYTES = 1 << 22  # of a call's numbers, to be kept
-MOST_RESULTS = 32  # for one table
+MOST = 8  # tables in the cache
+MOST_BYTES = 1 << 22  # most bytes of one call's tables in the cache
+MOST_RESULTS = 32  # results per table
 
 Result = TypeVar("Result")
 
@@ -24,7 +24,7 @@ Given = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shap
 
 
 class Kept(NamedTuple):
-    """Copies of the arguments of an earlier call (None: not given), and results by what else they depend on."""
+    """Copies of the arguments of an earlier call (None: not given), and results by the other facts they depend on."""
 
     copies: tuple[tuple[Given, np.ndarray] | None, ...]
     results: dict[Hashable, Any]
@@ -34,9 +34,9 @@ _kept: tuple[Kept, ...] = ()
 
 
 def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -> Result:
-    """What `make` returns for the given tables and lengths, or has returned for equal ones.
+    """The result of `make` for these tables and lengths, from the cache if `make` has run for equal ones.
 
-    facts: everything else that the result depends on. What `make` raises, it raises.
+    facts: everything else that the result depends on. Errors of `make` propagate.
     """
     arrays = []
     for x in given:
@@ -54,7 +54,7 @@ def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -
 
 def _found(arrays: list[Given | None]) -> Kept | None:
     for kept in _kept:
-        for array, copy in zip(arrays, kept.copies, strict=False):  # as many of both: a check costs time
+        for array, copy in zip(arrays, kept.copies, strict=False):  # equally many; strict=True would cost time
             if array is None or copy is None:
                 if array is not copy:
                     break

@@ -38,15 +38,16 @@ def attention_paged(
     lies in page page_table[b, j // page], row j % page. lengths_k: (B,), keys of each sequence. Entries of the table
     and rows of pages beyond them are not read. PyTorch tensors or arrays, all of one type.
 
-    The queries of a sequence belong to its newest keys: the last query stands at the last key. mask: None, causal from
-    there; Mask.full(); Mask.causal or Mask.sliding_window with align="bottom-right"; or a tree over the newest keys, a
-    boolean array (n_q, newest), (B, n_q, newest) or, packed, (total_q, newest): True where a query attends one of the
-    newest keys. It attends all keys before these. alibi is (H,) or (B, H). bias broadcasts to (B, H, n_q, keys of the
-    longest sequence), and needs q of four dimensions. prefix_pages: so many first pages, which all sequences share, are
-    read once for all of them; None finds the prefixes that sequences share; 0 shares none.
+    The queries of a sequence belong to its newest keys: the last query has the position of the last key. mask: None for
+    a causal mask by these positions; Mask.full(); Mask.causal or Mask.sliding_window with align="bottom-right"; or a
+    tree over the newest keys, a boolean array (n_q, newest), (B, n_q, newest) or, packed, (total_q, newest): True where
+    a query attends one of the newest keys. With a tree, queries attend all keys before these. alibi is (H,) or (B, H).
+    bias broadcasts to (B, H, n_q, keys of the longest sequence), and needs q of four dimensions. prefix_pages: number
+    of first pages that all sequences share and that are read once for all of them; None finds shared prefixes; 0 shares
+    none.
 
     Returns out, of q's shape with d_v in place of d, or (out, lse), with lse of out's shape without d_v. Raises
-    RedblueError, naming the argument, for a value that it cannot take, and for tensors that require gradients.
+    RedblueError, naming the argument, for an unsupported value, and for tensors that require gradients.
     """
     check_flag("return_lse", return_lse)
     given = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
@@ -64,12 +65,13 @@ def attention_paged(
 def append_paged(
     k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any = None
 ) -> np.ndarray:
-    """Write new keys and values behind those of each sequence, in place; return the new lengths (B,), int64.
+    """Append new keys and values to each sequence's cache, in place; return the new lengths (B,), int64.
 
     k (B, n, H_kv, d), v (B, n, H_kv, d_v), or packed (total, H_kv, d) with cu_seqlens, the cumulative numbers of new
-    keys. The others are as in `attention_paged`; lengths_k is that before. v_pages may be a slice of k_pages: then v
-    must be that slice of k. Nothing is written if an argument is refused: a table too short, a page that is not there,
-    or a row of a page that two sequences would write or that holds a key of a sequence.
+    keys. The other arguments are as in `attention_paged`; lengths_k: the lengths before the call. v_pages may be a
+    slice of k_pages: then v must be the same slice of k. Nothing is written if an argument is refused: a table that is
+    too short, a page that does not exist, or a row of a page that two sequences would write or that already holds a
+    key.
     """
     run = paged_direct.appended
     if api.is_torch(k):
@@ -106,7 +108,7 @@ def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
             wanted = f"{tuple(out_a.shape[:-1])}, the shape of out_a without d_v"
             raise RedblueError(f"{name} must be {wanted}, got {tuple(lse.shape)}: is it transposed?")
         if type_name(lse) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
-            raise RedblueError(f"{name} must be of type float32 or float64, as the other is, got {type_name(lse)}")
+            raise RedblueError(f"{name} must have the type of the other lse, float32 or float64, got {type_name(lse)}")
     devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
     if len(devices) > 1:
         raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")

@@ -1,4 +1,4 @@
-"""Where new keys and values go in a paged cache, and the write."""
+"""The places of new keys and values in a paged cache, and the write."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from redblue.op.pages import Sequences, lengths_of, table_of
 
 
 class _Target(NamedTuple):
-    """One cache. packed: the shape of its new rows. copy: what the core does; None for a cache that is not on the CPU.
+    """One cache. packed: the shape of its new rows. copy: the core's copy task; None if the cache is not on the CPU.
 
-    As `Ready` of redblue.op.paged_cpu, it serves all arrays of the shapes, strides and types of those it was made from.
+    Like `Ready` of redblue.op.paged_cpu, it is valid for all arrays with the shapes, strides and types of its own.
     """
 
     packed: tuple[int, ...]
-    is_packed: bool  # whether new rows lie so already
+    is_packed: bool  # whether new rows already have this shape
     copy: _core.RowCopy | None
 
 
 class Places(NamedTuple):
     """The checked places of new keys and values: pages and rows (total,), int64.
 
-    ends: the new lengths. column: that of K at which V begins, so that one write is enough; None: two writes.
+    ends: the new lengths. column: the column of K at which V begins, so that one write is enough; None: two writes.
     """
 
     pages: np.ndarray
@@ -41,7 +41,7 @@ class Places(NamedTuple):
 
     @staticmethod
     def checked(k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any) -> Places:
-        """Raises RedblueError, naming the argument, unless the arguments fit each other. v's numbers are not read."""
+        """Check the arguments. Raises RedblueError, which names the argument, if they do not fit. v is not read."""
         check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
         check_writable("k_pages", k_pages)
         check_writable("v_pages", v_pages)
@@ -63,14 +63,14 @@ class Places(NamedTuple):
         return Places(pages, rows, ends, column, tuple(_target(pages, rows, flat, *pair) for pair in written))
 
     def write(self, k: Any, v: Any, k_pages: Any, v_pages: Any) -> None:
-        """Write the rows. Raises RedblueError where v must be columns of k, and are not."""
+        """Write the rows. Raises RedblueError if v must be columns of k, and is not."""
         if self.column is not None:
             check_columns(k, v, self.column)
         caches = k_pages, v_pages
         new = apart((k, v), caches)
         for target, x, cache in zip(
             self.targets, new, caches, strict=False
-        ):  # one target if values are columns of keys
+        ):  # only one target if values are columns of keys
             if not target.is_packed:
                 x = x.reshape(target.packed)
             if target.copy is None:

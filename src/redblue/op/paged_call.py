@@ -24,7 +24,7 @@ CAUSAL = Mask.causal(align="bottom-right")
 
 
 class PagedCall(NamedTuple):
-    """A checked call. q (total_q, H, d) is packed; shape is that of the output.
+    """A checked call. q (total_q, H, d) is packed. shape: the shape of the output.
 
     tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: pages
     that all sequences share, None to look for shared ones.
@@ -43,7 +43,7 @@ class PagedCall(NamedTuple):
     def checked(
         q: Any, k: Any, v: Any, page_table: Any, lengths_k: Any, cu_seqlens_q: Any, prefix: Any, options: Options
     ) -> PagedCall:
-        """Raises RedblueError, naming the argument, unless the arguments fit each other."""
+        """Check the arguments. Raises RedblueError, which names the argument, if they do not fit each other."""
         q, k, v = check_cache({"q": q, "k_pages": k, "v_pages": v})
         check_heads(q, k)
         page, pages = int(k.shape[1]), int(k.shape[0])
@@ -81,7 +81,7 @@ def _sizes(batch: int, longest: int, q: tuple[int, ...], k: tuple[int, ...], v: 
 
 
 def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
-    """The arrays; those of other libraries as NumPy's.
+    """The arrays; arrays of other libraries are converted to NumPy.
 
     Raises RedblueError unless they are of one kind and type, dense, without gradients, and caches of four dimensions.
     """
@@ -132,7 +132,7 @@ def check_heads(q: Any, k_pages: Any) -> None:
     if d != width:
         raise RedblueError(f"head dimension of k_pages ({width}) must equal that of q ({d})")
     if heads and (not kv_heads or heads % kv_heads):
-        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k_pages ({kv_heads})")
+        raise RedblueError(f"heads of q ({heads}) must be a multiple of the heads of k_pages ({kv_heads})")
 
 
 def packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray, int]:
@@ -143,12 +143,12 @@ def packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray
         batch, n = (int(size) for size in x.shape[:2])
         return np.arange(batch + 1) * n, batch * n
     if cumulative is None:
-        raise RedblueError(f"packed {name} {tuple(x.shape)} needs {of}: or give (B, n, heads, width)")
+        raise RedblueError(f"packed {name} {tuple(x.shape)} needs {of}: give it, or give (B, n, heads, width)")
     return starts_of(of, cumulative, int(x.shape[0]), name), int(x.shape[0])
 
 
 def window_of(mask: Mask | None) -> Mask:
-    """The window, counted from the last query and key, that a user's mask names; causal for None."""
+    """The window, counted from the last query and key, of a user's mask; causal for None."""
     if mask is None:
         return CAUSAL
     rule = mask.rule
@@ -166,7 +166,7 @@ def _mask_and_tree(mask: Any, q: Any, total: int) -> tuple[Mask, np.ndarray | No
     mask = on_cpu("mask", mask)
     try:
         tree = np.asarray(mask)
-    except ValueError:  # of a ragged list
+    except ValueError:  # a ragged list
         raise RedblueError("mask must be a Mask or a boolean array (n_q, newest keys), got a ragged list") from None
     lead = tuple(q.shape[:-2])
     if tree.dtype != np.bool_ or tree.ndim < 2:

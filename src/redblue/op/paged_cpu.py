@@ -19,10 +19,10 @@ Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 
 
 class Ready(NamedTuple):
-    """A checked call, to run on arrays of the shapes, strides, types and relative places of those it was made from.
+    """A checked call, valid for all arrays with the shapes, strides, types and relative addresses of its own.
 
-    call: None if there is nothing to compute. packed: the shape to which q must be copied, None if it lies so. library:
-    of the arrays. out, lse: their shapes and types. held: the memory that `call` points into.
+    call: None if there is nothing to compute. packed: the shape to which q must be copied; None if q already has it.
+    library: PyTorch's or NumPy's functions. out, lse: their shapes and types. held: the memory that `call` points into.
     """
 
     call: _core.PagedCall | None
@@ -34,7 +34,7 @@ class Ready(NamedTuple):
 
 
 def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
-    """The call for the core. q: as it was given. changed: arguments of the kernel's call."""
+    """The call for the core. q: the caller's q. changed: arguments of the kernel's call to replace."""
     dtype = type_name(call.q)
     sizes = sizes_of(call)
     library = _library_of(call.q)
@@ -61,7 +61,7 @@ def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
 def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[Any, Any, tuple[int, int]]:
     """The output, of q's shape with d_v in place of d, its log-sum-exps, and the words read and written.
 
-    wants_lse: if not, None stands for the log-sum-exps, which saves an allocation.
+    wants_lse: if False, None replaces the log-sum-exps, which saves an allocation.
     """
     empty, address = made.library.empty, made.library.address
     (shape, dtype), lse = made.out, None
@@ -87,7 +87,7 @@ def sizes_of(call: PagedCall) -> Sizes:
 
 
 def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict[str, Any]]:
-    """The options as the core takes them, and the memory that they point into."""
+    """The options in the form for the core, and the memory that they point into."""
     options, held = call.options, []
     sums = sum_dtype(dtype)
     arguments: dict[str, Any] = options.numbers(sizes)
@@ -104,7 +104,7 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
 
 
 def _sequences(call: PagedCall) -> _core.Sequences:
-    """The sequences as the core takes them: addresses of arrays that `call` holds."""
+    """The sequences in the form for the core: addresses of arrays that `call` holds."""
     of, window, tree = call.sequences, call.options.mask.rule, call.tree
     return _core.Sequences(
         len(of),
@@ -128,11 +128,11 @@ def v_in_k(pages: Any, k: Memory, v: Memory, sizes: Sizes) -> int:
     return column if column >= 0 and column + sizes.d_v <= sizes.d else -1
 
 
-# Arrays and tensors alike ---------------------------------------------------------------------------------------------
+# Helpers for both arrays and tensors ----------------------------------------------------------------------------------
 
 
 class _Library(NamedTuple):
-    """Functions of PyTorch or of NumPy. dtype: the library's type of a name."""
+    """Functions of PyTorch or of NumPy. dtype: maps a type's name to the library's type."""
 
     empty: Any
     address: Any

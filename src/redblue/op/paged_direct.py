@@ -1,4 +1,4 @@
-"""attention_paged and append_paged on arrays and tensors that have values."""
+"""attention_paged and append_paged on arrays and on real tensors (neither fake nor traced)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def computed(
     options: Options,
     wants_lse: bool = True,
 ) -> tuple[Any, Any]:
-    """The results of `attention_paged`, contiguous, on arrays or tensors that have values.
+    """The results of `attention_paged`, contiguous, on arrays or real tensors.
 
-    wants_lse: if not, the second one may be None.
+    wants_lse: if False, the second result may be None.
     """
 
     def checked() -> PagedCall:
@@ -50,7 +50,7 @@ def computed(
 def appended(
     k: Any, v: Any, k_pages: Any, v_pages: Any, page_table: Any, lengths_k: Any, cu_seqlens: Any
 ) -> np.ndarray:
-    """`append_paged` on arrays or tensors that have values."""
+    """`append_paged` on arrays or real tensors."""
 
     def checked() -> Places:
         return Places.checked(k, v, k_pages, v_pages, page_table, lengths_k, cu_seqlens)
@@ -76,7 +76,7 @@ def _on_cpu(call: PagedCall) -> bool:
 
 
 def _on_gpu(call: PagedCall, page_table: Any) -> tuple[Any, Any] | None:
-    """The results of the kernels for GPUs; None where they do not compute the call. page_table: the caller's."""
+    """The results of the GPU kernels; None if they do not support the call. page_table: the caller's table."""
     if call.q.device.type not in ("cuda", "cpu"):
         return None
     from redblue.op.pytorch import ops

@@ -1,4 +1,4 @@
-"""What a checked paged call depends on besides the numbers and the places of its arrays."""
+"""The properties of arrays that a checked paged call depends on: shapes, strides, types and relative addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = {type(None), str, float}  # types of options whose equal values mean eq
 
 
 def form_of(*arrays: Any) -> tuple[Any, ...] | None:
-    """Shapes, strides and types; None unless all are arrays, or all are tensors, that the CPU reads as they are."""
+    """Shapes, strides and types; None unless all are arrays, or all are tensors, that the CPU reads in place."""
     if api.is_torch(arrays[0]):
         from redblue.op.pytorch import paged_forms
 
@@ -30,19 +30,19 @@ def form_of(*arrays: Any) -> tuple[Any, ...] | None:
 
 
 def address_of(x: Any) -> int:
-    """Where an array or a tensor lies."""
+    """The address of an array or a tensor."""
     return x.data_ptr() if api.is_torch(x) else x.ctypes.data
 
 
 def bytes_into_row(k_pages: Any, v_pages: Any) -> int | None:
-    """Where V begins within the first row of K; None: elsewhere, so V is no slice of K's columns."""
+    """The offset of V within the first row of K; None: V begins elsewhere, so it is no slice of K's columns."""
     row = k_pages.itemsize * (k_pages.shape[-1] if len(k_pages.shape) else 0)
     between = address_of(v_pages) - address_of(k_pages)
     return between if 0 <= between < row else None
 
 
 def distance_within(k_pages: Any, v_pages: Any) -> int | None:
-    """The bytes from K's address to V's, if they may share memory; None: they lie apart."""
+    """The bytes from K's address to V's, if they may share memory; None: their memory is separate."""
     return address_of(v_pages) - address_of(k_pages) if meet(span_of(k_pages), span_of(v_pages)) else None
 
 
@@ -52,7 +52,7 @@ def meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def span_of(x: Any) -> tuple[int, int]:
-    """The range of addresses in which the memory of an array or a tensor lies."""
+    """The range of addresses that the memory of an array or a tensor spans."""
     if api.is_torch(x):
         address, (first, stop) = x.data_ptr(), _reach(x.shape, x.stride(), x.itemsize, x.itemsize)
     else:
@@ -62,7 +62,7 @@ def span_of(x: Any) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...], unit: int, size: int) -> tuple[int, int]:
-    """The range of bytes behind an array's address."""
+    """The range of byte offsets from an array's address."""
     if 0 in shape:
         return 0, 0
     steps = [unit * stride * (n - 1) for stride, n in zip(strides, shape, strict=True)]
@@ -70,7 +70,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...], unit: int, size: in
 
 
 def are_hashable(prefix_pages: Any, options: Options) -> bool:
-    """Whether equal values of these mean equal calls. 1 and True, of which one is refused, are equal, too."""
+    """Whether equal values imply equal calls. 1 and True are equal, too, although one of them is refused."""
     if prefix_pages is not None and type(prefix_pages) is not int:
         return False
     mask, *others = options

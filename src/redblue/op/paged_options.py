@@ -15,8 +15,8 @@ from redblue.op import api
 def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
     """The options with their arrays expanded: bias to (B, H, n_q, longest n_k), slopes to (H,) or (B, H).
 
-    sizes: those of all sequences as one call, with lead (B,) and the keys of the longest one. The arrays become of q's
-    kind. Raises RedblueError, which names the option, for an array that does not fit.
+    sizes: the sizes of all sequences as one call, with lead (B,) and the keys of the longest sequence. The arrays are
+    converted to q's library. Raises RedblueError, which names the option, for an array that does not fit.
     """
     if not options.has_arrays:
         return options
@@ -42,17 +42,17 @@ def of_sequence(options: Options, b: int, n_k: int) -> Options:
 
 
 def _full_shape(rules: ArrayOption, dimensions: int, sizes: Sizes) -> tuple[int, ...]:
-    """The shape to which the array is expanded. Slopes stay without a dimension of sequences if they have none."""
+    """The shape to which the array is expanded. Slopes without a dimension of sequences do not get one."""
     full = rules.shape(sizes)
     return full if rules.pairs else full[-max(1, dimensions) :]
 
 
 def _of_kind(name: str, x: Any, q: Any) -> Any:
-    """The array, which must be a tensor on q's device if q is one."""
+    """The array. Raises RedblueError if q is a tensor and the array is not a tensor on q's device."""
     if not api.is_torch(q):
         return api.as_numpy(name, x)
     if not api.is_torch(x):
-        raise RedblueError(f"{name} must be a PyTorch tensor as q is, got {type(x).__name__}")
+        raise RedblueError(f"{name} must be a PyTorch tensor like q, got {type(x).__name__}")
     if x.device != q.device:
         raise RedblueError(f"{name} must be on the device of q ({q.device}), got {x.device}")
     check_no_gradient(name, x)

@@ -13,32 +13,32 @@ from redblue.op.pages import Sequences
 
 
 def check_writable(name: str, cache: Any) -> None:
-    """Raise RedblueError for a read-only array, and for one in which two entries share memory."""
+    """Raise RedblueError for a read-only array, and for an array in which two entries share memory."""
     on_torch = api.is_torch(cache)
     if not on_torch and not cache.flags.writeable:
         raise RedblueError(f"{name} must be writable, got a read-only array: keys are written in place")
     strides = cache.stride() if on_torch else tuple(s // cache.itemsize for s in cache.strides)
     if 0 in cache.shape:
         return
-    reach = 0  # of the dimensions with smaller strides
+    reach = 0  # memory that the dimensions with smaller strides span
     for stride, size in sorted((abs(stride), int(size)) for stride, size in zip(strides, cache.shape, strict=True)):
         if size > 1 and stride <= reach:
             raise RedblueError(
-                f"{name} must have memory of its own for each entry, but strides {tuple(strides)} of shape "
+                f"{name} must have separate memory for each entry, but strides {tuple(strides)} of shape "
                 f"{tuple(cache.shape)} overlap: give a copy"
             )
         reach += stride * (size - 1)
 
 
 def column_of(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages at which v_pages begin, if they are its columns, so that writing k writes v; else None."""
+    """The column of k_pages at which v_pages begins, if it is a slice of these columns; else None."""
     column = _shared_column(k_pages, v_pages)
     d, d_v = (int(x.shape[-1]) for x in (k_pages, v_pages))
     return None if column is None or not 0 <= column <= d - d_v else column
 
 
 def check_columns(k: Any, v: Any, column: int) -> None:
-    """Raise RedblueError unless v are the columns of k from this one on."""
+    """Raise RedblueError unless v is the columns of k from this column on."""
     columns = k[..., column : column + int(v.shape[-1])]
     if _same_memory(columns, v):
         return
@@ -54,7 +54,7 @@ def _same_memory(a: Any, b: Any) -> bool:
 
 
 class _Described:
-    """Memory that NumPy describes without reading it: that of an array, or of a tensor of any type and device."""
+    """The memory of an array, or of a tensor of any type and device, which NumPy describes without reading it."""
 
     def __init__(self, x: Any) -> None:
         on_torch = api.is_torch(x)
@@ -69,12 +69,12 @@ class _Described:
 
 
 def _memory(x: Any) -> np.ndarray:
-    """An array of the places of x, to compare places only: its entries must not be read."""
+    """An array with the addresses of x, only for comparing addresses: its entries must not be read."""
     return np.asarray(_Described(x))
 
 
 def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages in which v_pages would begin, if both have the strides of one array; else None."""
+    """The column of k_pages at v_pages' address, if both have strides as in one array; else None."""
     k, v = _memory(k_pages), _memory(v_pages)
     between, step = v.ctypes.data - k.ctypes.data, k.strides[-1]
     return None if k.strides != v.strides or not step or between % step else between // step
@@ -83,17 +83,17 @@ def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
 def check_apart(
     k_pages: Any, v_pages: Any, pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray
 ) -> None:
-    """Raise RedblueError if new keys, at these pages and rows, would share memory with values, or new values with keys.
+    """Raise RedblueError if writing new keys would overwrite values, or writing new values would overwrite keys.
 
-    Caches that overlap elsewhere are taken: an engine may keep keys and values in alternate pages of one array.
-    lengths: the keys of each sequence before.
+    Caches that overlap elsewhere are accepted: an engine may keep keys and values in alternate pages of one array.
+    lengths: the keys of each sequence before the write.
     """
     keys, values = _memory(k_pages), _memory(v_pages)
     if not np.shares_memory(keys, values):
         return
     new_keys, new_values = (_places(x, pages, rows) for x in (keys, values))
     if _meet(new_keys, new_values):
-        raise RedblueError(f"{_APART}, but new values would share memory with new keys: give caches of their own")
+        raise RedblueError(f"{_APART}, but new values would share memory with new keys: give separate caches")
     for name, new, others, cache in (("values", new_values, "keys", keys), ("keys", new_keys, "values", values)):
         near = _pages_at(cache, new, sequences.table)
         count = _held_rows(near, sequences, lengths)[near]
@@ -102,27 +102,27 @@ def check_apart(
             raise RedblueError(f"{_APART}, but new {name} would overwrite {others} of a sequence: give a copy")
 
 
-_APART = "v_pages must be columns of k_pages or be apart"
+_APART = "v_pages must be columns of k_pages or have separate memory"
 
 
 class _Places(NamedTuple):
-    """Stretches of memory: their first addresses, and the bytes of each."""
+    """Ranges of memory: their first addresses, and the bytes of each."""
 
     begin: np.ndarray
     size: int
 
 
 def _meet(a: _Places, b: _Places) -> bool:
-    """Whether a stretch of a shares memory with one of b. The stretches of a do not overlap one another."""
+    """Whether a range of a overlaps a range of b. The ranges of a do not overlap each other."""
     begin = np.sort(a.begin)
-    last = np.searchsorted(begin, b.begin + b.size) - 1  # the last of a that begins before that of b ends
+    last = np.searchsorted(begin, b.begin + b.size) - 1  # the last range of a that begins before the range of b ends
     if not len(begin):
         return False
     return bool(((last >= 0) & (begin[np.maximum(last, 0)] + a.size > b.begin)).any())
 
 
 def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
-    """The pages of a cache that may hold these places, ascending; all of the table where pages lie between others."""
+    """The pages of a cache that may overlap these places, ascending; all pages of the table if pages interleave."""
     within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
     low, extent = x.ctypes.data + sum(min(0, each) for each in within), sum(map(abs, within)) + x.itemsize
     if extent > x.strides[0]:
@@ -133,7 +133,7 @@ def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
 
 
 def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
-    """Where a cache holds these rows of these pages."""
+    """The memory of these rows of these pages in a cache."""
     begin = x.ctypes.data + pages * x.strides[0] + rows * x.strides[1]
     begin = begin[:, None] + np.arange(x.shape[2]) * x.strides[2]
     if x.strides[3] == x.itemsize:
@@ -142,7 +142,7 @@ def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
 
 
 def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
-    """New keys and values; copies of those that may lie in one of the caches, where writing could change them first."""
+    """New keys and values, copied if they may lie in a cache, where writing could change them before they are read."""
     spans = [span_of(cache) for cache in caches]
     found = []
     for x in new:
@@ -154,9 +154,9 @@ def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:
-    """Raise RedblueError unless each new key has a place of its own, in which no sequence holds a key.
+    """Raise RedblueError unless each new key has its own place, in which no sequence holds a key.
 
-    pages, rows: the places of the new keys. lengths: the keys of each sequence before.
+    pages, rows: the places of the new keys. lengths: the keys of each sequence before the write.
     """
     starts, page = sequences.starts, sequences.page
     places = pages * page + rows
@@ -164,14 +164,14 @@ def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, leng
     same = np.flatnonzero(np.diff(places[order]) == 0)
     if len(same):
         a, b = (_sequence_of(x, starts) for x in order[same[0] : same[0] + 2])
-        raise RedblueError(f"page_table must give new keys places of their own, but sequences {a} and {b} share one")
+        raise RedblueError(f"page_table must give each new key its own place, but sequences {a} and {b} share one")
     held_until = _held_rows(pages, sequences, lengths)
     taken = np.flatnonzero(rows < held_until[pages])
     if len(taken):
         i = taken[0]
         raise RedblueError(
-            f"page_table must give new keys free places, but that of sequence {_sequence_of(i, starts)}, row "
-            f"{rows[i]} of page {pages[i]}, holds a key of a sequence: give it a copy of the page"
+            f"page_table must give new keys free places, but for sequence {_sequence_of(i, starts)}, row "
+            f"{rows[i]} of page {pages[i]} holds a key of a sequence: give it a copy of the page"
         )
 
 

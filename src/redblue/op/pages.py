@@ -18,8 +18,8 @@ class Sequences:
     """The checked sequences of a call, B of them.
 
     starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
-    are int64. table: (B, most pages), int64 and contiguous: its pages. page: the keys that a page holds. The memory is
-    not the caller's, who may change a table while the kernels run without Python's lock.
+    are int64. table: (B, most pages), int64 and contiguous: its pages. page: number of keys in a page. The arrays are
+    copies, because the caller may change a table while the kernels run without Python's lock.
     """
 
     starts: np.ndarray
@@ -36,7 +36,7 @@ class Sequences:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
-        """Where the arrays lie."""
+        """The addresses of the arrays."""
         return self.starts.ctypes.data, self.lengths.ctypes.data, self.table.ctypes.data
 
     @cached_property
@@ -66,7 +66,7 @@ def whole_numbers(name: str, values: Any) -> np.ndarray:
 
 
 def on_cpu(name: str, values: Any) -> Any:
-    """The values of a tensor as an array; anything else as it is. Raises RedblueError for a tensor without values."""
+    """The values of a tensor as an array; anything else unchanged. Raises RedblueError for a tensor without values."""
     if not api.is_torch(values):
         return values
     if values.is_meta or values.is_sparse or values.is_nested or values.is_floating_point():
@@ -100,16 +100,16 @@ def starts_of(name: str, cumulative: Any, rows: int, array: str) -> np.ndarray:
 
 
 def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names: tuple[str, str]) -> np.ndarray:
-    """A copy of the table. Raises RedblueError for a table too short for the lengths, and for a page not there.
+    """A copy of the table. Raises RedblueError for a table too short for the lengths, and for a page out of range.
 
-    names: those of the table and of the lengths, for messages. Entries beyond the lengths may be anything.
+    names: the names of the table and of the lengths, for messages. Entries beyond the lengths are not checked.
     """
     name, of_lengths = names
     page_table = on_cpu(name, page_table)
     try:
         table = np.array(page_table)
-    except ValueError:  # of a ragged list
-        raise RedblueError(f"{name} must have rows of one length: fill shorter ones up with any numbers") from None
+    except ValueError:  # a ragged list
+        raise RedblueError(f"{name} must have rows of one length: pad shorter rows with any numbers") from None
     if table.ndim != 2 or table.dtype.kind not in "iu" or len(table) != len(lengths):
         wanted = f"whole numbers ({len(lengths)} sequences, pages per sequence)"
         raise RedblueError(f"{name} must be {wanted}, got {table.dtype} {table.shape}")

@@ -33,7 +33,9 @@ def scaled_dot_product_attention(
         from redblue.op.pytorch import nested
 
         if attn_mask is not None:
-            raise RedblueError("attn_mask is not for nested tensors, which are masked by their lengths: use is_causal")
+            raise RedblueError(
+                "attn_mask is not supported for nested tensors, which are masked by their lengths: use is_causal"
+            )
         mask = _CAUSAL if is_causal else None
         return nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
     check_grouping(query, key, value, enable_gqa)

@@ -1,4 +1,4 @@
-"""Attention over sequences of different lengths that are packed one behind the other."""
+"""Attention over packed sequences: concatenated sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redblue.op.signatures import documented, options_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-KEPT = 16  # lists of lengths, and masks made of them
+KEPT = 16  # lists of lengths in the cache, and masks made of them
 
 
 @documented(PackedArguments)
@@ -40,11 +40,11 @@ def attention_varlen(
     cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, (sequences + 1,) whole numbers from 0 to
     total_q (total_k). Sequences may be empty. cu_seqlens_k is cu_seqlens_q if left out.
     The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
-    sequence's last query and key. alibi counts distances from there, too; its slopes are (H,), or (sequences, H). The
-    other options are those of `attention`, except a bias.
+    sequence's last query and key. alibi's distances count from these, too; its slopes are (H,), or (sequences, H). All
+    other options of `attention` are accepted, except a bias.
 
-    Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for a
-    value that it cannot take.
+    Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for an
+    unsupported value.
     """
     check_flag("return_lse", return_lse)
     mask = options_of("attention_varlen", options, PackedArguments).mask
@@ -72,7 +72,7 @@ def attention_varlen(
 def packed_attention(
     q: Any, k: Any, v: Any, lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """The output and the log-sum-exp of packed sequences that are checked. options: as in `packed_calls`."""
+    """The output and the log-sum-exp of checked packed sequences. options: as in `packed_calls`."""
     outputs = [_computed(call, q, k, v) for call in packed_calls(lengths, key_lengths, options)]
     return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
@@ -90,8 +90,8 @@ def packed_calls(
 ) -> list[PackedCall]:
     """The calls of `attention` that compute packed sequences of these lengths: one, unless alibi needs several.
 
-    options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a seed of its
-    own, so that dropout differs between sequences. apart: one call for each sequence.
+    options: the options of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a
+    different seed, so that dropout differs between sequences. apart: one call for each sequence.
     """
     alibi, mask, seed = options.get("alibi"), options.get("mask"), options.get("seed")
     if alibi is None and not apart:
@@ -108,7 +108,7 @@ def packed_calls(
         own["mask"] = mask if one else documents(lengths[first:end], key_lengths[first:end], mask)
         if own_slopes is not None:
             own["alibi"] = own_slopes[first]
-        if i and isinstance(seed, (int, np.integer)):  # anything else is refused by the call
+        if i and isinstance(seed, (int, np.integer)):  # the call refuses any other seed
             own["seed"] = int(seed) + i
         queries = slice(int(starts[first]), int(starts[end]))
         calls.append(PackedCall(queries, slice(int(key_starts[first]), int(key_starts[end])), own))
@@ -116,12 +116,12 @@ def packed_calls(
 
 
 def bottom_right(left: int, right: int) -> Mask:
-    """The window of these sides as flash-attn means it: negative is open, and the last query stands at the last key."""
+    """The window of these sides in flash-attn's sense: a negative side is open; the last query is at the last key."""
     return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
 
 
 def documents(lengths: np.ndarray, key_lengths: np.ndarray, within: Mask | None) -> Mask:
-    """Mask.documents; the layers of a model, which pass the same lengths, get the same mask."""
+    """Mask.documents from a cache, because all layers of a model pass the same lengths."""
     return _documents(lengths.tobytes(), key_lengths.tobytes(), within)
 
 
@@ -131,7 +131,7 @@ def _documents(lengths: bytes, key_lengths: bytes, within: Mask | None) -> Mask:
 
 
 def _row_per_sequence(alibi: Any, sequences: int) -> Any:
-    """The slopes if they are (sequences, H), of several sequences; else None."""
+    """The slopes if they are (sequences, H) for several sequences; else None."""
     shape = tuple(getattr(alibi, "shape", ()))
     if len(shape) != 2 or shape[0] == 1:
         return None
@@ -146,10 +146,10 @@ def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, apart: bool) -> list[
     The kernel aligns the last query of its array with its last key. This also aligns the last query of a sequence with
     the sequence's last key if as many queries as keys follow the sequence. apart: one group for each sequence.
     """
-    shifts = np.cumsum(key_lengths - lengths)  # the position of a sequence's last key, less that of its last query
+    shifts = np.cumsum(key_lengths - lengths)  # the position of a sequence's last key, minus that of its last query
     has_pairs = (lengths > 0) & (key_lengths > 0)
     groups: list[tuple[int, int]] = []
-    first, shift = 0, None  # of the present group: its first sequence, and the shift of its sequences with pairs
+    first, shift = 0, None  # first sequence of the current group, and the shift of its sequences with pairs
     for i in range(len(lengths)):
         if i > first and (apart or shift not in (None, shifts[i])):
             groups.append((first, i))
@@ -168,12 +168,12 @@ def _computed(call: PackedCall, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
 
 
 def rows_of(x: Any, rows: slice) -> Any:
-    """x[rows]. All rows are x itself, because the gradient of a slice is a copy."""
+    """x[rows]; x itself for all rows, because the gradient of a slice is a copy."""
     return x if rows.start == 0 and rows.stop == x.shape[0] else x[rows]
 
 
 def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The outputs of several calls, one behind the other."""
+    """The concatenated outputs of several calls."""
     outs, lses = zip(*outputs, strict=True)
     if api.is_torch(outs[0]):
         import torch

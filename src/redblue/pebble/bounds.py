@@ -30,8 +30,8 @@ class GraphBound:
     """A lower bound on the cost of every game.
 
     words: the bound, in costs of the rules.
-    method: "compulsory", "partition", "wavefront", "spectral", "search" (the bound that the exact solver proves in a
-        little memory) or "relaxation" (of the integer program).
+    method: "compulsory", "partition", "wavefront", "spectral", "search" (the bound that the exact solver proves within
+        2 MiB of states) or "relaxation" (of the integer program).
     certificate: the Phase of a partition, which redblue.pebble.partition.verify checks; the label of a wavefront's
         node; the number of phases of a spectral bound; otherwise None. With more than two levels of memory, a list with
         the certificate of each boundary, nearest first.
@@ -64,7 +64,7 @@ class Method(NamedTuple):
 
 
 def _compulsory(graph: Graph, red: int, rules: Rules) -> MinimumWords:
-    """Each input with children is loaded, and each output stored."""
+    """Each input with children is loaded, and each output is stored."""
     words, blue, sink = rules.words_of(graph), rules.starts_blue(graph), graph.out_degree == 0
     return MinimumWords(int(words[blue & ~sink].sum()), int(words[~blue & sink].sum()) if rules.sinks_end_blue else 0)
 
@@ -77,7 +77,7 @@ def _partition(graph: Graph, red: int, rules: Rules) -> MinimumWords:
 
 
 def _wavefront(graph: Graph, red: int, rules: Rules) -> MinimumWords:
-    """Besides the compulsory words, the words of the widest wavefront that do not fit are stored and loaded again."""
+    """Besides the compulsory words, the words of the widest wavefront beyond `red` are stored and loaded again."""
     compulsory = _compulsory(graph, red, rules)
     again, label = wavefront(graph, red, rules)
     return MinimumWords(compulsory.loads + again, compulsory.stores + again, certificate=label)

@@ -50,7 +50,7 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
     - `p[i,j]`: per attended pair a chain of d multiply-adds; the exponential is part of the last.
     - `l[i]`: per row a chain of additions over the row's pairs.
     - `o[i,c]`: per output a chain of multiply-adds over the row's pairs, `o[i,c]+t`, then one division by l[i].
-    A row without pairs has no nodes but those of its query. accumulate: as in matmul_graph. d_v: d if None.
+    A row without pairs has only the nodes of its query. accumulate: as in matmul_graph. d_v: d if None.
     """
     d_v = d if d_v is None else d_v
     n, d, d_v = _sizes(n=n, d=d, d_v=d_v)
@@ -253,7 +253,7 @@ def _attends(mask: Mask | None, n: int) -> list[list[int]]:
 
 
 def _checked(mask: object) -> Mask:
-    """Raise RedblueError unless the mask is one."""
+    """Raise RedblueError unless the argument is a Mask."""
     if not isinstance(mask, Mask):
         raise RedblueError(f"mask must be a redblue.Mask, such as Mask.causal(), got {mask!r}")
     return mask

@@ -73,7 +73,7 @@ def spectral(graph: Graph, red: int, rules: Rules) -> tuple[int, int]:
     count = int(np.count_nonzero(inner))
     if not 1 < count <= MAX_SPECTRUM_NODES:
         return 0, 1
-    row = np.cumsum(inner) - 1  # of each inner node in the Laplacian
+    row = np.cumsum(inner) - 1  # row of each inner node in the Laplacian
     edges = inner[graph.parents]
     tails, heads = graph.parents[edges], graph.heads[edges]
     laplacian, weight = np.zeros((count, count)), 1 / graph.out_degree[tails]

@@ -114,7 +114,7 @@ def _read(path: object, lines: Iterator[tuple[int, str]]) -> Saved:
     except RedblueError as error:
         raise RedblueError(f"{path}, line 1: {error}") from None
     if graph.digest != header["graph"]:
-        raise RedblueError(f"{path}: its nodes are not those of the graph that its header names: the file was changed")
+        raise RedblueError(f"{path}: its nodes differ from the graph that its header names: the file was changed")
     rows = [_line(path, lines, _move, 'a move: ["load", node] and so on') for _ in range(header["moves"])]
     for number, text in lines:
         raise RedblueError(

@@ -23,15 +23,15 @@ from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 
 MAX_STEPS = 5_000_000  # nodes that the local search plays in all its tries together
 MENDED = ", mended"  # suffix to the name of an order that the local search changed
-NEAR_BEST = 1.2  # orders that cost at most this times the best with the first eviction are tried with the others
+NEAR_BEST = 1.2  # orders that cost at most this many times the best with the first eviction are tried with the others
 
 
 class Eviction(NamedTuple):
     """A rule that picks the word to evict.
 
     recent: if True, evict the least recently used word; if False, the word whose next use is furthest away.
-    ratio: a word that must be stored first counts as this many times nearer than a word that need not; None: use the
-        ratio of the two costs.
+    ratio: the next use of a word that must be stored before eviction counts as this many times nearer; None: the ratio
+        of the two costs.
     """
 
     recent: bool

@@ -25,7 +25,7 @@ class Program:
     size: int = 0
 
     def block(self, name: str, *shape: int, cost: Any = 0.0) -> np.ndarray:
-        """Add variables, and return the array of their numbers. cost: of all, or of each index on the first axis."""
+        """Add variables, and return the array of their numbers. cost: one, or one per index of the first axis."""
         block = self.size + np.arange(int(np.prod(shape))).reshape(shape)
         self.size += block.size
         prices = np.asarray(cost, float).reshape(-1, *[1] * (len(shape) - 1))
@@ -45,7 +45,7 @@ class Program:
     def solve(self, whole: bool, **options: float | None) -> Any:
         """Minimize the cost, and return the result of scipy.optimize.milp.
 
-        whole: variables are 0 or 1; else anything between. options: of milp; an option of None is left out.
+        whole: whether variables are 0 or 1, not between. options: options of milp; None leaves an option out.
         """
         from scipy.optimize import Bounds, LinearConstraint, milp  # here, so that `import redblue` stays light
         from scipy.sparse import csr_matrix

@@ -24,7 +24,7 @@ def deepen(graph: Graph, game: Game, rules: Rules) -> Game:
         if words.max() > further.words:
             raise RedblueError(
                 f"level {level} holds {further.words} words, and node {graph.labels[int(words.argmax())]!r} has "
-                f"{words.max()}: give it at least as many"
+                f"{words.max()}: give the level at least as many"
             )
         game = _Level(graph, rules, level).play(game)
     return game

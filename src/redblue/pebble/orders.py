@@ -9,7 +9,7 @@ import numpy as np
 
 from redblue.pebble.graph import Graph
 
-MAX_BITS = 4 * 10**9  # of all sets of inputs that outputs need
+MAX_BITS = 4 * 10**9  # bits of all sets of inputs that outputs need
 TILE_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths of a tile's edges, in outputs
 
 
@@ -18,16 +18,16 @@ def orders(graph: Graph, needed: np.ndarray, red: int) -> Iterator[tuple[str, np
 
     needed (n,): whether a node must be computed.
     Orders by tiles have up to `red` outputs per tile. Within a tile, nodes are computed as late as possible: nodes at
-    the same distance from an output come together. "Chain by chain", a chain of nodes that leads to a value with
-    several uses is computed in one go. In orders of two stages, the nodes that do not depend on a value with several
-    uses come first, in tiles of their own, as P does in attention that spills P.
+    the same distance from an output come together. In orders "chain by chain", a chain of nodes that leads to a
+    value with several uses is computed without interruption. In orders of two stages, the nodes that do not depend on a
+    value with several uses come first, in tiles of their own, as P does in attention that spills P.
     """
     yield "as given", np.flatnonzero(needed)
     yield "depth first", depth_first(graph, needed)
     late = lateness(graph, needed)
     for levels in range(1, min(red.bit_length() + 1, int(-late.min())) + 1):
         yield f"bands of {levels} levels", in_bands(graph, needed, late, levels, False)
-        yield f"bands of {levels} levels, by what they load", in_bands(graph, needed, late, levels, True)
+        yield f"bands of {levels} levels, by their loads", in_bands(graph, needed, late, levels, True)
     early = needed & ~below_hubs(graph)
     stages = [("", [needed])] + ([("two stages, ", [early, needed & ~early])] if (needed & ~early).any() else [])
     for name, parts in stages:
@@ -147,7 +147,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
                 f"{rows} x {cols or own.size}" for (_, rows, cols), own in zip(chosen, outputs, strict=True)
             )
             for suffix, variant in variants:
-                orders = []  # of each part; the last key of lexsort is the first to sort by
+                orders = []  # the order of each part; lexsort sorts by its last key first
                 for part, group, late, order_key in zip(parts, groups, plain, variant, strict=True):
                     nodes = np.flatnonzero(part)
                     orders.append(

@@ -12,7 +12,7 @@ Both statements hold with recomputation, too. If no set with such a dominator an
 nodes, then every game has at least ceil(nodes / U) phases, and all but the last move T words.
 
 U is the optimum of an integer program, solved by HiGHS. If HiGHS reaches its limit of search nodes, U is the upper
-bound proved by then.
+bound proved up to that point.
 """
 
 from __future__ import annotations

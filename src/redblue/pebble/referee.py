@@ -28,7 +28,7 @@ BROKEN = {
     5: ("capacity", "{v} needs {words} more of the {capacity} words at its level, {held} of which are held"),
     6: ("input", "{v} is an input: it is loaded, not computed"),
     7: ("parents", "{v} needs its parents red; not red: {missing}"),
-    8: ("once", "{v} may be computed{from_p} once, and was before"),
+    8: ("once", "{v} may be computed{from_p} only once, and was computed before"),
     9: ("parent", "{v} has no parent {p}; it has {parents}"),
     10: ("sliding", "the pebble of {p} may not slide to {v}: these rules have no sliding"),
     11: ("incomplete", "{p} is not finished, so it cannot be aggregated into {v}: unmarked edges lead into it"),
@@ -40,7 +40,7 @@ BROKEN = {
 class IllegalMove(RedblueError):
     """A move breaks a rule.
 
-    number: index of the move, from 0. move: the move. rule: name of the broken rule, one of those in BROKEN.
+    number: index of the move, from 0. move: the move. rule: name of the broken rule, from BROKEN.
     node: label of the move's node. missing: labels of the parents that the move needs red and that are not red.
     """
 

@@ -103,7 +103,7 @@ class Rules:
 
     @property
     def levels(self) -> int:
-        """Number of levels of memory: red, those of `further`, and slow memory."""
+        """Number of levels of memory: red, the levels of `further`, and slow memory."""
         return 2 + len(self.further)
 
     @property

@@ -10,8 +10,8 @@ optimum:
 - The lower bound on the remaining cost is, with recomputation, a minimum cut: the words to load and store if red
   pebbles were unlimited from here on. Without recomputation, each value that is still needed and not red is loaded, and
   each sink stored.
-- A successor is generated only when its total cost is due (partial expansion A*; Yoshizumi, Miura, Ishida, AAAI 2000),
-  and a pebble is not deleted if the total cost would then exceed the cost that is due.
+- A successor is generated only when the search reaches its total cost (partial expansion A*; Yoshizumi, Miura, Ishida,
+  AAAI 2000), and a pebble is not deleted if the total cost would then exceed the cost that the search has reached.
 
 A beam search finds a first game before A* starts.
 """
@@ -39,7 +39,7 @@ MAX_NODES = 128
 BEAM = 10  # states per level of the beam search for a first game
 MAX_SYMMETRIES = 256  # symmetries of the graph in use; each is applied to every state
 MAX_MOVE_COST = (
-    1_000_000  # of a word moved or a node computed, in cost units (the largest unit of which all costs are multiples)
+    1_000_000  # per word moved or node computed, in cost units (the largest unit of which all costs are multiples)
 )
 MAX_GAME_COST = 1 << 30  # in cost units: the search counts in 32 bits
 

@@ -34,14 +34,16 @@ MODULES = (
     *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged),
 )
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
-SCHEDULES = {module.schedule.name: module.schedule for module in MODULES}  # and those that users register
+SCHEDULES = {
+    module.schedule.name: module.schedule for module in MODULES
+}  # built-in schedules, and schedules that users register
 
-APPROXIMATE = taylor.SCHEDULES  # found by name alone: no list, no plan and no call of the operator takes them
+APPROXIMATE = taylor.SCHEDULES  # only `get` returns them; lists, plans and the operator leave them out
 
 
 @checked_arguments
 def list_schedules(direction: str | None = None) -> list[str]:
-    """Return the names of all schedules, or of those with a pass in the given direction."""
+    """Return the names of all schedules, or of the schedules with a pass in `direction`."""
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 
@@ -49,7 +51,7 @@ def list_schedules(direction: str | None = None) -> list[str]:
 def covering(problem: AnyProblem) -> list[str]:
     """Return the names of the schedules that are worthwhile for the problem's direction and mask.
 
-    A schedule for scattered masks is left out on a full mask, and one that takes no mask is left out on any other mask.
+    A schedule for scattered masks is left out if the mask is full; a schedule that takes no mask, if it is not full.
     """
     candidates = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
     full = problem.mask.is_full

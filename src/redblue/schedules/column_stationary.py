@@ -22,7 +22,7 @@ from redblue.schedules.softmax import probabilities
 
 
 def row_deltas(m: Machine, problem: Problem, rows: int, out: Slow, dout: Slow) -> Slow:
-    """Compute the row sums of dout * out, which equal those of p * dp, and store them. Return the array."""
+    """Compute and store the row sums of dout * out, which equal the row sums of p * dp. Return the array."""
     delta = m.scratch("delta", (problem.n_q,))
     for i in blocks(problem.n_q, rows):
         dout_i, out_i = m.load(dout[i]), m.load(out[i])
@@ -90,8 +90,8 @@ def resident_edge(pairs: Pairs, length: int, words: int, multiple: int, cost: Ca
     """Return the number of rows (or keys) that should stay in the cache to move the fewest words; None if none fit.
 
     length: length of the axis. multiple: the result is a multiple of this number. cost(stay): cost of the phase if
-    `stay` rows stay, with the shortest possible blocks streaming by (they leave the most room and do not change the
-    words).
+    `stay` rows stay, with the shortest possible blocks streaming by (they leave the most free words and do not change
+    the words moved).
     """
     lengths = edges(length, multiple, not pairs.is_full)
     stay, _ = pair_edges(lengths, np.array([1]), lambda stay, _: cost(stay).peak, words, pairs)

@@ -114,7 +114,8 @@ def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
 
 
 def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> ForwardTiles | None:
-    # The number of keys that stream by together does not change the words; fewest keys leave most room for queries.
+    # The number of keys that stream by together does not change the words; the fewest keys leave the most words for
+    # queries.
     cols = np.array([min(multiple["cols"], p.n_k)])
     pairs = p.mask.on(p.n_q, p.n_k)
     candidates = pair_edges(
@@ -139,7 +140,7 @@ def backward(
     dv: Slow,
 ) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
-    delta = m.scratch("delta", (problem.n_q,))  # row sums of dout * out, which equal those of p * dp
+    delta = m.scratch("delta", (problem.n_q,))  # row sums of dout * out, which equal the row sums of p * dp
 
     for i in blocks(problem.n_q, t.rows):
         dout_i, out_i = m.load(dout[i]), m.load(out[i])

@@ -1,10 +1,10 @@
 """FlashAttention as first printed: keys and values in the outer loop; O and dQ are read and written per key block.
 
 Forward moves 3 n d + 2 n + T_c (3 n d + 4 n) words and backward 7 n d + T_c (5 n d + 2 n), with T_c = ceil(n / B_c).
-For B_c = M / 4d that is 12 and 20 n^2 d^2 / M. `flash` exchanges the loops; its forward moves a third of the words.
-With a mask, tiles without attended pairs are skipped, as in Algorithm 5 (block-sparse FlashAttention).
+For B_c = M / 4d these are 12 and 20 n^2 d^2 / M words. `flash` exchanges the loops; its forward moves a third of the
+words. With a mask, tiles without attended pairs are skipped, as in Algorithm 5 (block-sparse FlashAttention).
 
-The printed sizes, B_c = ceil(M / 4d) and B_r = min(B_c, d), fill M with Q_i, K_j, V_j and O_i. They leave no room for
+The printed sizes, B_c = ceil(M / 4d) and B_r = min(B_c, d), fill M with Q_i, K_j, V_j and O_i. They leave no words for
 the score tile, the statistics, or (backward) dO_i, dQ_i, dK_j and dV_j. The search therefore takes the printed sizes
 for the largest M' <= M with which all tiles fit. In the forward pass, M' = M for M > 8 d^2. In the backward pass, B_c
 is at most (M - 4 d^2) / 5d, so the words tend to 25 n^2 d^2 / M.

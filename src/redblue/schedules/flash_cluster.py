@@ -3,7 +3,7 @@
 On GPUs from sm_90 on, a few blocks can run as a cluster and receive one load together (multicast). M is the memory of
 the whole cluster. Each block keeps its own rows of queries and of the output, and a copy of the keys and values that
 stream by; a load into all copies moves its words once. So K and V stream as often as in `flash` with the rows of all
-blocks together: 4 n^2 d^2 / M words, with a memory M that no single block has. The copies cost memory only:
+blocks together: 4 n^2 d^2 / M words, although no single block has M words. The copies cost only memory:
 c max(d, d_v) words for each block but the first.
 """
 
@@ -21,7 +21,7 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, with
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, online_softmax, store_rows
 
-BLOCKS = 2  # of a cluster: as few as share anything, since every block holds a copy
+BLOCKS = 2  # blocks of a cluster: the fewest that can share, since every block holds a copy
 
 
 class ForwardTiles(NamedTuple):
@@ -36,7 +36,7 @@ ForwardTiles.SMALLEST = {"cluster": BLOCKS}  # type: ignore[attr-defined]
 def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: Slow, out: Slow, lse: Slow) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     for i in blocks(problem.n_q, t.rows * t.cluster):
-        parts = [within(part, i) for part in blocks(i, t.rows)]  # each block's rows among those of the cluster
+        parts = [within(part, i) for part in blocks(i, t.rows)]  # each block's rows among the cluster's rows
         q_i, out_i = m.load(q[i]), m.zeros("out_i", len(i), problem.d_v)
         row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
         for j in blocks(m.cols_of(pairs, i), t.cols):

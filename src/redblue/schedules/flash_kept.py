@@ -81,7 +81,10 @@ class _Rows(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """The arrays that the tiles of a block of queries come from and go to. delta: row sums of dout * out."""
+    """The arrays from which the tiles of a block of queries are loaded, and to which they are stored.
+
+    delta: row sums of dout * out.
+    """
 
     q: Slow
     out: Slow
@@ -198,7 +201,7 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
     reads = p.n_k * words + loaded * words + (loaded - live) * d
     reads = reads + several * (loaded + live * d_v + (loaded - live))
     writes = p.n_k * words + loaded * d + (p.n_q - live) * d + several * live
-    flops = 2 * (3 * d + (3 - several) * d_v) * pairs.sums(t.rows, t.cols).area  # at once, O is computed, too
+    flops = 2 * (3 * d + (3 - several) * d_v) * pairs.sums(t.rows, t.cols).area  # if all keys stay, O is computed, too
     return Cost(reads, writes, _backward_peak(p, t), flops)
 
 

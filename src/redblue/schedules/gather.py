@@ -4,8 +4,8 @@ Forward: q_i and o_i stay while k_j and v_j of row i's nonzeros are loaded: d + 
 Backward: two passes, which both recompute the probabilities: dQ row by row, then dK and dV column by column, together
 2 d + 2 d_v + 2 words per pair. The program is `flash` with blocks of one row, so only attended pairs are computed and
 no tile needs masking. The mask's index is CSR, read once per pass.
-A tile of `flash` shares each k_j among its rows; here rows share nothing. Gathering is best if rows attend few common
-keys, or if the cache holds hardly more than one row.
+A tile of `flash` shares each k_j among its rows; gathered rows share no keys. Gathering is best if rows attend few
+common keys, or if the cache holds hardly more than one row.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ dL/dX = A1^T dS A2 / d. Two products with weights come first, Q = A1 X and V = A
 stream by). Two row-stationary sweeps follow: forward as in `flash` (4 n^2 d^2 / M words), then dS A2
 (6 n^2 d^2 / M words), together 10 n^2 d^2 / M words at leading order. Each row block i ends with
 dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products with weights add 6 n d^3 / M words
-for M >= d^2, and 8 n d^3 / M below, where X and Y no longer fit.
+for M >= d^2, and 8 n d^3 / M for smaller M, where X and Y no longer fit.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     q_cols = cheapest(project_cost(p.n_q, p.d, p.d, q, slices), [q], words)
     v_cols = cheapest(project_cost(p.n_k, p.d, p.d_v, v, slices), [v], words)
     forward = flash.forward_tiles(p, words, multiple)
-    # As in flash, the fewest streaming keys leave the most room for queries.
+    # As in flash, the fewest streaming keys leave the most words for queries.
     candidates = pair_edges(
         edges(p.n_q, multiple["grad_rows"], not pairs.is_full),
         np.array([min(multiple["grad_cols"], p.n_k)]),

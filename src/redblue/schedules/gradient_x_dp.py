@@ -1,6 +1,6 @@
 """Gradient with respect to X for M just above d^2: dP is written once, and P is recomputed.
 
-Words are in units of n^2 at leading order, with x = d / sqrt(M). The output is that of `flash` (4 x^2). Rows of
+Words are in units of n^2 at leading order, with x = d / sqrt(M). The output is computed as in `flash` (4 x^2). Rows of
 C = O - E stay while V streams and dP is written (x^2 + 1). Rows of Q and of G = dS A2 stay while A2 streams and dP is
 read; P is recomputed from both (2 x^2 + 1). The sum is 7 x^2 + 2, fewer than `gradient_x` (10 x^2) for M < 3/2 d^2 and
 fewer than `gradient_x_hybrid` for M > d^2. Derived in this project (docs/lab/theory.md).

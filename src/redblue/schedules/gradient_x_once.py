@@ -1,7 +1,7 @@
 """Gradient with respect to X of arXiv 2410.09397, for a cache that holds all keys: each word moves once.
 
-A2, V = A3 Y, X and dX stay. Queries stream by: P, O and dS A2 of a row never leave the cache. The words are those of
-Theorem 0 (docs/lab/theory.md) if every query and every key has an attended pair.
+A2, V = A3 Y, X and dX stay. Queries stream by: P, O and dS A2 of a row never leave the cache. If every
+query and every key has an attended pair, the words equal the bound of Theorem 0 (docs/lab/theory.md).
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays
 
 
 def _sweeps(p: Problem, t: Tiles) -> tuple[Sweep, ...]:
-    """Return the sweeps that write P and dS, and those of P V and dS A2."""
+    """Return the sweeps that write P and dS, and the sweeps of P V and dS A2."""
     out = Sweep("rows", t.out_rows, ceil_div(p.d_v, t.out_cols))
     return Sweep("rows", t.rows, 2), out, Sweep("rows", t.g_rows, ceil_div(p.d, t.g_cols))
 

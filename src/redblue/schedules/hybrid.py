@@ -138,7 +138,7 @@ def _ds_cost(p: Problem, cols: Any, depth: int, chunk: Any) -> Cost:
     streamed, area = pairs.sums(depth, cols).rows, pairs.sums(depth, depth).area
     v_words, c, w = p.n_k * p.d_v, smaller(cols, p.n_k), min(depth, p.n_q)
     peak = 2 * c * p.d_v + w * (p.d_v + 1) + w * c
-    resumed = resume_cost(pairs.T, p.d_v, cols, chunk)  # for dV; V is read again as often
+    resumed = resume_cost(pairs.T, p.d_v, cols, chunk)  # for dV; V is read again equally often
     reads = v_words + streamed * (p.d_v + 1) + area + 2 * resumed.reads
     return Cost(reads, v_words + area + resumed.writes, peak, 4 * p.d_v * area)
 

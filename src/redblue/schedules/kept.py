@@ -5,8 +5,8 @@ that keeps some of these column blocks does not load them again for the next blo
 few blocks, which would leave a part of the cache unused, and under a window, whose next block of rows needs most of the
 same columns.
 
-Which blocks stay: of the blocks that a block of rows attends, the last ones. If all blocks of columns may stay, none is
-ever released, so each is loaded once.
+The blocks that stay are the last ones that a block of rows attends. If all blocks of columns may stay, none is ever
+released, so each is loaded once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from redblue.schedules.schedule import Cost, blocks, overlap, whole_blocks
 from redblue.schedules.search import cheapest, edges, spread
 
 T = TypeVar("T")
-MAX_BLOCKS = 1 << 20  # of rows, where they are counted one by one
-SHORT_EDGES = 1 << 9  # numbers of rows that the search tries under a band: the lowest ones, and as many others
+MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
+SHORT_EDGES = 1 << 9  # numbers of rows that the search tries under a band: the lowest so many, and as many others
 OTHER_EDGES, OTHER_BLOCKS = 16, 1 << 12  # under any other mask: numbers of rows, and the most blocks of rows of each
 
 
 class Kept(Generic[T]):
-    """The tiles that stay. limit, total: the number of blocks of columns that may stay, and of all.
+    """The tiles that stay. limit: number of blocks of columns that may stay. total: number of all blocks of columns.
 
     release(block, tiles): frees the tiles of a block that leaves the cache.
     """
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         self.release = release
 
     def visit(self, attended: list[range], load: Callable[[range], T], final: bool) -> Iterator[tuple[range, T]]:
-        """Yield the blocks that a block of rows attends with their tiles, those in the cache first.
+        """Yield the blocks that a block of rows attends, with their tiles; blocks in the cache come first.
 
         A tile stays or is released after its visit. load(block): loads its tiles. final: no block of rows follows.
         """
@@ -90,7 +90,7 @@ def loaded_cols(pairs: Pairs, rows: Any, cols: int, keep: Any) -> Any:
 class _Line(NamedTuple):
     """The blocks of columns that block b of rows attends under a band, apart from the ends of the axis.
 
-    They begin with floor((step b + first) / divisor). The blocks of block b - 1 of rows end before
+    The first one is floor((step b + first) / divisor). The blocks that block b - 1 of rows attends end before
     floor((step b + end) / divisor). last: the last block of rows whose first column exists.
     """
 
@@ -102,7 +102,7 @@ class _Line(NamedTuple):
 
 
 def _line(band: Band, transposed: bool, rows: Any, cols: int) -> _Line:
-    """Return the line of a band's blocks. transposed: the rows are those of its transpose."""
+    """Return the line of a band's blocks. transposed: use the band's transpose."""
     if transposed:
         first = band.group * (1 - band.end)
         step, end = rows * band.group, cols - 1 - band.group * band.first
@@ -113,11 +113,12 @@ def _line(band: Band, transposed: bool, rows: Any, cols: int) -> _Line:
 
 
 def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple[Any, Any]:
-    """Count the blocks of columns that are not loaded again, and how often the last one of all is among them.
+    """Count the blocks of columns that are not loaded again, and how often the last block of the axis is among them.
 
-    blocks: the number of blocks of rows, and of columns. Block b of rows finds min(limit, end - first) blocks in the
-    cache: `end` ends those of block b - 1, `first` begins its own. Both are whole parts of lines of one slope, so their
-    difference takes two neighbouring values, apart from the blocks of rows that reach an end of the axis.
+    blocks: the number of blocks of rows, and of columns. When block b of rows starts, min(limit, end - first) of its
+    blocks are in the cache: `end` is the end of the blocks of block b - 1, `first` the first block of block b. Both are
+    rounded-down lines of the same slope, so their difference takes two neighbouring values, except at blocks of rows
+    that reach an end of the axis.
     """
     total, (step, divisor, low, high, last) = blocks[1], line
     stop = larger(1, smaller(blocks[0], last + 1))
@@ -131,11 +132,11 @@ def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple
 
     leaves, meets = reaching(low, 1), reaching(high, total)  # first > 0 from `leaves`; end = total from `meets`
     both, either = larger(leaves, meets), smaller(leaves, meets)
-    # Before `leaves`, `end` grows from 0; where it has met the total, all blocks are found.
+    # Before `leaves`, `end` grows from 0; once it equals the total, all blocks are in the cache.
     begins, fills = smaller(reaching(high, 1), either), smaller(reaching(high, limit), either)
     saved = summed(high, begins, fills) + limit * (either - fills) + limit * larger(0, leaves - meets)
     # Between `leaves` and `meets`, the difference is one of two neighbours.
-    few = 1 * ((high - low) // divisor < limit)  # else at least `limit` blocks are found
+    few = 1 * ((high - low) // divisor < limit)  # else at least `limit` blocks are in the cache
     positive = 1 * (high >= low)
     inner = summed(high, leaves, both) - summed(low, leaves, both)
     between = 1 * (meets > leaves)
@@ -152,7 +153,7 @@ def _saved(pairs: Pairs, rows: int, cols: int, limit: int) -> int:
     Raises RedblueError if there are more than MAX_BLOCKS blocks of rows.
     """
     if ceil_div(pairs.n_rows, rows) > MAX_BLOCKS:
-        raise RedblueError(f"under this mask, at most {MAX_BLOCKS:,} blocks may stay in turn: give larger tiles")
+        raise RedblueError(f"under this mask, at most {MAX_BLOCKS:,} blocks of rows can be counted: give larger tiles")
     saved, kept = 0, ()
     few = ceil_div(pairs.n_rows, rows) <= OTHER_BLOCKS
     for runs in _attended(pairs, rows) if few else map(pairs.cols_of, blocks(pairs.n_rows, rows)):
@@ -162,7 +163,7 @@ def _saved(pairs: Pairs, rows: int, cols: int, limit: int) -> int:
     return saved
 
 
-@functools.lru_cache(maxsize=32)  # a search asks for the same blocks of rows again for each number of kept columns
+@functools.lru_cache(maxsize=32)  # a search needs the same blocks of rows for each number of kept columns
 def _attended(pairs: Pairs, rows: int) -> tuple[Runs, ...]:
     """Return the columns that each block of rows attends."""
     return tuple(map(pairs.cols_of, blocks(pairs.n_rows, rows)))
@@ -184,13 +185,15 @@ def kept_peak(pairs: Pairs, sizes: tuple[Any, int, Any], stays: Callable[[Any], 
 
     sizes: (rows that stay, columns of a block, columns kept). stays(rows): words held for the rows throughout.
     tile(rows, cols, first): words held for a block of columns at work, its own words included; first: whether the
-    columns may be loaded for the first time. The words of kept columns are those of tile(0, cols, False).
+    columns may be loaded for the first time. Kept columns hold tile(0, cols, False) words.
     """
     rows, cols, keep = sizes
     r, c, total = smaller(rows, pairs.n_rows), min(cols, pairs.n_cols), ceil_div(pairs.n_cols, cols)
     count = smaller(ceil_div(keep, cols), total)
     short = pairs.n_cols - (total - 1) * c if pairs.is_full else c  # the last block may be shorter
-    later = smaller(r, pairs.n_rows - r)  # rows of the second block: 0 if there is none, and then nothing is kept
+    later = smaller(
+        r, pairs.n_rows - r
+    )  # rows of the second block; 0 if there is only one block, so that no tile is kept
     if not pairs.is_full:
         later = r * (later > 0)
 
@@ -213,9 +216,10 @@ def search_kept(
 ) -> tuple[int, int, int] | None:
     """Return the edges (rows that stay, columns of a block, columns kept) that move the fewest words; None if none fit.
 
-    multiples: of the three edges. peak, cost: of the three edges; under a band, they take arrays. The words do not
-    depend on the columns of a block, so blocks are as short as they may be. For each number of rows, as many columns
-    stay as fit. Under a mask that is not a band, whose cost goes block by block, few numbers of rows are tried.
+    multiples: the numbers that the three edges must be multiples of. peak, cost: functions of the three edges; under a
+    band, they take arrays. The words moved do not depend on the columns of a block, so blocks are as short as allowed.
+    For each number of rows, as many columns stay as fit. Under a mask that is not a band, the cost is computed block by
+    block, so few numbers of rows are tried.
     """
     cols, length = min(multiples[1], pairs.n_cols), pairs.n_cols
     step = math.lcm(cols, multiples[2])

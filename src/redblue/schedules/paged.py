@@ -46,7 +46,7 @@ def forward(
     stored = sum(part.walks * len(part.rows) for part in parts if part.partials is not None)
     widths = {"part_out": (problem.d_v,), "part_max": (), "part_sum": ()}
     partials = [m.scratch(name, (stored, *width)) for name, width in widths.items() if stored]
-    walks: list[list[tuple[Part, int]]] = [[] for _ in problem.keys]  # of each sequence: parts, numbers of pieces
+    walks: list[list[tuple[Part, int]]] = [[] for _ in problem.keys]  # per sequence: (part, number of the piece)
     for part in parts:
         for number, keys in enumerate(part.pieces):
             for i in blocks(part.rows, t.rows):
@@ -72,7 +72,7 @@ def _walk(
     out_i = m.zeros("out_i", len(i), problem.d_v)
     row_max, row_sum = m.full("row_max", (len(i),), LOWEST), m.zeros("row_sum", len(i))
     live = (keys,) if part.band is None else overlap(keys, m.cols_of(part.band, rows))
-    entries: dict[int, Tile] = {}  # of the page table, by place
+    entries: dict[int, Tile] = {}  # entries of the page table, by place
     for j in blocks(live, cols):
         cells = _cells_of(m, problem, part.node.members[0], j, cache.table, entries)
         s, held = m.zeros("s", len(i), len(j)), []
@@ -100,7 +100,7 @@ def _cells_of(
 ) -> list[tuple[range, slice]]:
     """Return the rows of pages that hold the keys j, in contiguous runs, each with its place among the keys.
 
-    Loads the entries of the page table that are not in the cache yet, and frees those of the pages before.
+    Loads the entries of the page table that are not in the cache yet, and frees the entries of earlier pages.
     """
     page, cells = problem.page, []
     places = range(j.start // page, ceil_div(j.stop, page))

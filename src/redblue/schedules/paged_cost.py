@@ -16,7 +16,7 @@ from redblue.schedules.paged_nodes import LEAST_SHARED, Node, Part, Tiles, parts
 from redblue.schedules.schedule import Cost, overlap
 from redblue.schedules.search import edges, spread
 
-ROWS_TRIED = 8  # edges of a search, where masked blocks make shorter ones worthwhile
+ROWS_TRIED = 8  # edges that the search tries where a mask makes shorter blocks worthwhile
 
 
 def forward_cost(p: PagedProblem, t: Tiles) -> Cost:
@@ -24,9 +24,9 @@ def forward_cost(p: PagedProblem, t: Tiles) -> Cost:
 
 
 def words(problem: PagedProblem, tiles: Tiles, prefix_pages: int | None = None) -> tuple[int, int]:
-    """Return the words read and written for all key/value heads; `count` states them, too.
+    """Return the words read and written for all key/value heads; `count` returns them, too.
 
-    prefix_pages: as for `shared_nodes`; such a prefix is a choice of the caller, which plans do not make.
+    prefix_pages: as for `shared_nodes`. Only callers choose such a prefix; plans do not.
     """
     stream = problem.one_stream()
     nodes = shared_nodes(stream, tiles.shared, prefix_pages)
@@ -44,7 +44,7 @@ def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
 
 
 class Blocks(NamedTuple):
-    """Blocks of rows of a part, those with equal keys together: arrays of equal length.
+    """Blocks of rows of a part, grouped by the keys that they attend: arrays of equal length.
 
     times: number of blocks. rows: their rows. low, high: the keys that they attend, low .. high - 1.
     """
@@ -81,7 +81,7 @@ def _walk_cost(p: PagedProblem, t: Tiles, part: Part) -> Cost:
 
 
 def _entries(p: PagedProblem, part: Part, of_part: Blocks) -> np.ndarray:
-    """Return the entries of the page table that one of each kind of blocks reads."""
+    """Return, for each group of blocks, the entries of the page table that one block reads."""
     low, high = of_part.low, of_part.high
     pages = (high - 1) // p.page - low // p.page + 1
     if part.walks > 1:
@@ -123,10 +123,10 @@ def _merged(p: PagedProblem, parts: list[Part]) -> list[int]:
 
 
 def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
-    """Return the tiles that move the fewest words: of several lengths of shared runs, with the most rows that fit.
+    """Return the tiles that move the fewest words: for several lengths of shared runs, with the most rows that fit.
 
     Under a mask, shorter blocks of rows are tried, too. Keys are not cut into pieces, which would only move more words,
-    and stream by in the smallest tiles, which leave most room for rows.
+    and stream by in the smallest tiles, which leave the most words for rows.
     """
     cols, found = min(multiple["cols"], max(1, p.n_k)), []
     for shared, nodes in _ways_to_share(p):
@@ -152,7 +152,7 @@ def _rated(p: PagedProblem, t: Tiles, parts: list[Part]) -> tuple[int, int, Tile
 
 @lru_cache(maxsize=8)
 def _ways_to_share(p: PagedProblem) -> list[tuple[int, tuple[Node, ...]]]:
-    """Return the lengths of shared runs that lead to different nodes, the kernel's first, and these nodes."""
+    """Return the minimum lengths of shared runs that give different nodes, the kernel's first, and these nodes."""
     ways: dict[tuple[Node, ...], int] = {}
     for shared in (LEAST_SHARED, *(1 << i for i in range(p.n_k.bit_length() + 1))):
         ways.setdefault(shared_nodes(p, shared), shared)

@@ -1,4 +1,4 @@
-"""The trie of page tables: which keys are read once for several sequences, and how its nodes are walked through."""
+"""The trie of page tables: nodes, whose keys are read once for several sequences, and their division into pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redblue.masks.patterns.band import Band
 from redblue.paged_problem import PagedProblem
 from redblue.schedules.schedule import blocks
 
-LEAST_SHARED = 64  # keys: a shorter run is not worth the partial results of sharing it
+LEAST_SHARED = 64  # keys: sharing a shorter run saves less than its partial results cost
 
 
 class Node(NamedTuple):
@@ -30,15 +30,15 @@ class Node(NamedTuple):
 
 
 def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages: int | None = None) -> tuple[Node, ...]:
-    """Divide the keys of all sequences into nodes; those of a sequence come in ascending order.
+    """Divide the keys of all sequences into nodes; the nodes of a sequence come in ascending order.
 
-    A run of pages is a node of several sequences if all of their tables name these pages in the same places, from their
-    start on; if all of their queries attend all keys in them; and if the run has at least `least` keys. Runs nest:
+    A run of pages is a node of several sequences if all of their tables are equal from the start to the end of the run,
+    all of their queries attend all keys of the run, and the run has at least `least` keys. Runs nest:
     some of the sequences that share a node may share the next one. The remaining keys of a sequence are a node of its
     own. Sequences without queries are in no node; a sequence without keys has a node without keys.
 
-    prefix_pages: None finds the shared runs; 0 shares none; otherwise all sequences share so many first pages, or as
-    many as all of their queries attend, and nothing else.
+    prefix_pages: None finds the shared runs; 0 shares none; otherwise all sequences share this number of first pages,
+    or fewer if not all of their queries attend them, and nothing else.
     """
     page, table = problem.page, problem.table
     limits = [0 if prefix_pages == 0 else keys // page for keys in problem.shareable]  # pages
@@ -60,7 +60,7 @@ def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages:
 
     # Sequences that share a run are neighbours in this order.
     members.sort(key=lambda b: tuple(table[b][: limits[b]]))
-    # (members, begin, at): the members share their pages before `at`; those from `begin` on are in no node yet.
+    # (members, begin, at): the members share their pages before `at`; pages from `begin` on are in no node yet.
     pending = [(members, 0, 0)]
     while pending:
         members, begin, at = pending.pop()
@@ -85,7 +85,7 @@ def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages:
 
 
 def _split(members: list[int], at: int, limits: list[int], table: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Divide sequences, which are in order, by their page at place `at`. One that ends before it is alone."""
+    """Divide sequences, which are in order, by their page at place `at`. A sequence that ends before it is alone."""
     groups: list[list[int]] = []
     for b in members:
         before = groups[-1][-1] if groups else None
@@ -101,13 +101,13 @@ class Tiles(NamedTuple):
     cols: Any = 1  # keys that stream by together
     piece: Any = LARGEST  # keys of a node that a block of rows walks through; the results of several walks are merged
     shared: Any = LEAST_SHARED  # fewest keys of a run that sequences share
-    few: Any = LARGEST  # a node with more rows than this is not cut into pieces
+    few: Any = LARGEST  # nodes with more rows are not cut into pieces
 
-    SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})  # sharing takes a merge
+    SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})  # a merge of shared results holds more words
 
 
 class Part(NamedTuple):
-    """A node on its way through the schedule.
+    """A node, with its rows, pieces and partial results in the schedule.
 
     rows: of the stream. piece: keys of a piece. partials: first row of its partial results, which lie piece after
     piece; None if its results are final. band: the mask of a single member; None if all rows attend all keys.
@@ -148,7 +148,7 @@ class Part(NamedTuple):
 def parts_of(p: PagedProblem, t: Tiles, nodes: tuple[Node, ...] | None = None) -> list[Part]:
     """Return the parts of a stream, whose sequences are in the order of their pages (PagedProblem.one_stream).
 
-    nodes: those of the stream; None: the nodes that share runs of at least t.shared keys.
+    nodes: the nodes of the stream; None: the nodes that share runs of at least t.shared keys.
     """
     nodes = shared_nodes(p, t.shared) if nodes is None else nodes
     rows, nodes_of = rows_of(p), Counter(b for node in nodes for b in node.members)

@@ -45,7 +45,7 @@ def score_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, re
 
 
 def score_cost_of(sums: TileSums, features: int, peak: Any, resident: bool) -> Cost:
-    """The same from the sums over the tiles, which cost most of the time."""
+    """Return the same cost from the sums over the tiles, which take most of the time to compute."""
     streamed = sums.cols if resident else sums.rows + sums.cols
     return Cost(features * streamed, 0, peak, 2 * features * sums.area)
 

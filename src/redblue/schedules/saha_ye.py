@@ -26,7 +26,7 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
 class Tiles(NamedTuple):
     side: Any  # B, the side of every tile
 
-    # The names of these edges in other schedules
+    # The names of the tile's edges in other schedules
     @property
     def rows(self) -> Any:
         return self.side

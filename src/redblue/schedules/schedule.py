@@ -39,7 +39,7 @@ SHAPES = {
     "v_pages": ("v_cells", "d_v"),
     "page_table": ("sequences", "most_pages"),
 }
-# The arrays of the operator's passes, which a schedule takes that plans may choose
+# The arrays of the operator's passes: schedules that plans may choose take exactly these
 OPERATOR_ARRAYS = {
     "forward": {"q", "k", "v", "out", "lse"},
     "backward": {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"},
@@ -54,7 +54,7 @@ PRODUCED = {
 
 
 MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
-MIN_SHORTENED = 2**13  # a problem with fewer rows would have other tiles than the long one
+MIN_SHORTENED = 2**13  # a problem with fewer rows could have other tiles than the long problem
 MAX_PRODUCT = 2**58  # n_q n_k d, or n d d: beyond it the tile search could overflow 64-bit integers
 
 
@@ -71,7 +71,7 @@ class Cost:
     """Words read, words written, peak of words in the cache, and floating-point operations of one stream.
 
     The fields are numbers, or arrays over candidate tiles. `a + b` is the cost of a followed by b.
-    Reads, writes and flops of a closed form equal those of a run. On a full mask the peak does too. On other masks it
+    Reads, writes and flops of a closed form equal a run's. On a full mask, so does the peak. On other masks, the peak
     is an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
     """
 
@@ -105,12 +105,13 @@ class Pass:
     """One direction of a schedule, for one stream (see Problem.one_stream and PagedProblem.one_stream).
 
     run(machine, problem, tiles, *arrays): the program; its parameter names select the arrays (see SHAPES).
-    tile_type: a NamedTuple of tile edges; SMALLEST, an attribute, may name the edges of the tiles that hold the fewest
-    words, other than 1 and whole axes. cost(problem, tiles): the closed form.
+    tile_type: a NamedTuple of tile edges. The tiles that hold the fewest words have edges of 1 or whole axes; the
+    attribute SMALLEST names the edges for which this is not so. cost(problem, tiles): the closed form.
     search(problem, words, multiple): the tiles that move the fewest words, as a tile_type of integers; None if no tiles
     fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array. Default: the
     search over a grid of edges (`search_grid`), for which `cost` must take arrays of edges.
-    sweeps(problem, tiles): the program's look-ups of the mask (m.cols_of); only a stored index makes them cost words.
+    sweeps(problem, tiles): the program's look-ups of the mask (m.cols_of); they move words only if the mask is stored
+    as an index.
     """
 
     run: Callable[..., None]

@@ -143,10 +143,10 @@ def cheapest(cost: Moved, candidates: Sequence[np.ndarray | int], words: int) ->
 def search_grid(one_pass: Searched, problem: AnyProblem, words: int, multiple: Mapping[str, int]) -> Any:
     """Return the tiles that move the fewest words among a grid of edges, then among the edges of one axis at a time.
 
-    The search of a pass that brings none of its own. An edge whose name ends in "rows" or "cols" is at most n_q or n_k
-    long, any other edge at most the longest axis; edges of WHOLE span their axis, and "depth" is as short as it may be.
-    With one edge to choose, or with two on a full mask of at most 4096 x 4096, every edge that can be the best is
-    tried; otherwise the tiles may not be the very best.
+    This is the search of a pass without a search of its own. An edge whose name ends in "rows" or "cols" is at most n_q
+    or n_k long, any other edge at most the longest axis; edges of WHOLE span their axis, and "depth" is as short as it
+    may be. With one edge to choose, or with two on a full mask of at most 4096 x 4096, every edge that can be the best
+    is tried; otherwise the tiles may not be the very best.
     """
     axes = [_candidates(edge, problem, multiple[edge]) for edge in one_pass.edges]
     chosen = sum(len(axis) > 1 for axis in axes)
@@ -157,7 +157,7 @@ def search_grid(one_pass: Searched, problem: AnyProblem, words: int, multiple: M
         tiles = [tried if len(axis) > 1 else int(axis[0]) for axis, tried in zip(candidates, grid, strict=True)]
         return cheapest(one_pass.cost(problem, one_pass.tile_type(*tiles)), tiles, words)
 
-    # The shortest edges alone come second: if the grid is coarse, `spread` may keep none that fits.
+    # If none fits, try the shortest edges alone: `spread` may have dropped the edges that fit.
     best = best_of([spread(axis, per_axis) for axis in axes]) or best_of([axis[:1] for axis in axes])
     for i, axis in enumerate(axes):
         if best is not None:

@@ -175,7 +175,7 @@ def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Backw
 
 
 def _sweeps(p: Problem, t: BackwardTiles) -> tuple[Sweep, ...]:
-    """Return the sweeps that write P and dS, and those of the products dQ, dK and dV."""
+    """Return the sweeps that write P and dS, and the sweeps of the products dQ, dK and dV."""
     chunks, dq = ceil_div(p.n_q, t.chunk), Sweep("rows", t.dq_rows, ceil_div(p.d, t.dq_cols))
     dk = Sweep("cols", t.dk_rows, chunks * ceil_div(p.d, t.dk_cols))
     return Sweep("rows", t.rows, 2), dq, dk, Sweep("cols", t.dv_rows, chunks * ceil_div(p.d_v, t.dv_cols))

@@ -29,7 +29,7 @@ def probabilities(s: Value, lse: Value) -> Value:
 
 
 def softmax_tile(m: Machine, s: Tile) -> None:
-    """Turn a tile with all scores of its rows into probabilities. It takes one more word per row for a moment."""
+    """Turn a tile with all scores of its rows into probabilities. One more word per row is held temporarily."""
     row = m.new("row_max", maximum(s.max(axis=1), LOWEST))
     s[...] = exp(s - row[:, None])
     row[...] = maximum(s.sum(axis=1), 1)  # the sum is at least exp(0) = 1, or 0 if the row attends no key
@@ -40,7 +40,7 @@ def softmax_tile(m: Machine, s: Tile) -> None:
 def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
     """Replace a tile of scores by exp(s - new row maxima), and rescale the running statistics and outputs of its rows.
 
-    out_i: the running sums of weights times values, to which the caller adds those of this tile.
+    out_i: the running sums of weights times values, to which the caller adds this tile's sums.
     """
     new_max = m.new("new_max", maximum(row_max, s.max(axis=1)))
     row_max[...] = exp(row_max - new_max)  # factor that rescales the running sums
@@ -53,7 +53,7 @@ def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Til
 
 
 def rescale(m: Machine, share: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
-    """Replace the maxima of a partial result, `share`, by its factor, and rescale the statistics and outputs so far."""
+    """Replace the maxima of a partial result, `share`, by its scale factor, and rescale the statistics and outputs."""
     new_max = m.new("new_max", maximum(row_max, share))
     row_max[...] = exp(row_max - new_max)
     share[...] = exp(share - new_max)

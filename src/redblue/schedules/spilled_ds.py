@@ -1,7 +1,7 @@
 """Backward that writes dS once, while dK and dV are computed; for cache sizes between those of `flash` and `hybrid`.
 
 dK and dV are column-stationary as in `flash` (8 n^2 d^2 / M words), and dS is written on the way (n^2). dQ = dS K is
-output-stationary (n^2 + n^2 d^2 / M for M >= d^2, 2 n^2 d / sqrt(M) below). For x = d / sqrt(M) <= 1 that is
+output-stationary (n^2 + n^2 d^2 / M for M >= d^2, 2 n^2 d / sqrt(M) for smaller M). For x = d / sqrt(M) <= 1 the sum is
 (9 x^2 + 2) n^2 words: fewer than `flash` (14 x^2) for M < 2.5 d^2, and fewer than `hybrid` (5 x^2 + 5) for
 M > 4/3 d^2. Derived in this project; no paper has it.
 """

@@ -19,7 +19,7 @@ MAX_BLOCKS = 1 << 24  # blocks of a sweep in the closed form, which sums over th
 
 
 def sides(problem: Problem, sweeps: Iterable[Sweep]) -> dict[str, Pairs]:
-    """Return the masks that the sweeps go over: "rows" (queries by keys), "cols" (its transpose), or both.
+    """Return the masks that the sweeps read: "rows" (queries by keys), "cols" (its transpose), or both.
 
     Queries are counted once, not once per query head of a group.
     """

@@ -1,8 +1,8 @@
 """Attention by fast matrix multiplication: both products by Strassen's algorithm, in Winograd's form, over tiles.
 
-It shows what the bounds for conventional arithmetic do not cover (docs/lab/theory.md, Theorems 1 to 3), and is no
-schedule of the planner or the operator: its sums of inputs cancel, so its rounding errors are larger than those of any
-other schedule, and it moves fewer words only from d of about 40 sqrt(M) on.
+The bounds for conventional arithmetic (docs/lab/theory.md, Theorems 1 to 3) do not cover it. Neither the planner nor
+the operator uses it: its sums of inputs cancel, so its rounding errors are the largest of all schedules, and it moves
+fewer words only for d of at least about 40 sqrt(M).
 
 One level replaces a product by seven of half the size. It writes four sums of blocks of each factor, and reads the
 seven results to write four blocks. After `levels` levels, products are output-stationary. The softmax between the two
@@ -21,7 +21,7 @@ from redblue.schedules.products import score_tile
 from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, blocks
 from redblue.schedules.softmax import LOWEST
 
-# The four sums of each factor, one step for each: held[kept] = held[first] + sign * held[second], which is stored.
+# The four sums of each factor, one step for each: held[kept] = held[first] + sign * held[second], which is then stored.
 LEFT = ((1, 0, 1, 1), (1, 1, -1, 2), (2, 2, -1, 0), (3, 3, -1, 1))  # held: a21, a22, a11, a12
 RIGHT = ((1, 0, -1, 1), (1, 2, -1, 1), (2, 2, -1, 0), (3, 1, -1, 3))  # held: b12, b11, b22, b21
 

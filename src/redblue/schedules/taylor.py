@@ -1,6 +1,6 @@
-"""Approximate attention: the exponential replaced by its Taylor polynomial, whose value is a product of features.
+"""Approximate attention: the exponential is replaced by its Taylor polynomial, a product of features of q and of k.
 
-exp(s) is replaced by sum over t <= degree of s^t / t!, s = q.k / sqrt(d). That polynomial is phi(q).phi(k), where phi
+exp(s) is replaced by sum over t <= degree of s^t / t!, s = q.k / sqrt(d). This polynomial is phi(q).phi(k), where phi
 has one feature for each monomial of degree <= `degree` in d variables: r = C(d + degree, degree) features. Then
 O = phi(Q) (phi(K)^T V), divided by phi(Q) (phi(K)^T 1), so n keys become r rows of F = phi(K)^T [V, 1], and no term is
 quadratic in n. This is the polynomial method of Alman & Song (arXiv 2302.13214), as a schedule: a *reconstruction*, and
@@ -84,7 +84,7 @@ def forward(
 
 
 def _streamed(m: Machine, f: Slow, f_sum: Slow, rows: int, d: int, degree: int) -> Iterator[tuple[list, Tile, Tile]]:
-    """Load F, `rows` rows at a time, and free them when they were used."""
+    """Load F, `rows` rows at a time, and free them after use."""
     every = monomials(d, degree)
     for g in blocks(f.shape[0], rows):
         f_g, sum_g = m.load(f[g]), m.load(f_sum[g])
@@ -126,7 +126,7 @@ def cost(p: Problem, t: Tiles, degree: int) -> Cost:
 
 
 def tiles(p: Problem, words: int, multiple: Mapping[str, int], degree: int) -> Tiles | None:
-    """Return the tiles that move the fewest words: the longest of each kind, which do not restrict each other."""
+    """Return the tiles that move the fewest words: each edge as long as possible, independently of the others."""
     r, cols, streamed = rank(p.d, degree), min(multiple["cols"], p.n_k), multiple["streamed"]
     longest_rows = edges(p.n_q, multiple["rows"])
     streaming = Tiles(longest_rows, cols, 1, streamed)

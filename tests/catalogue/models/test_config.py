@@ -161,7 +161,7 @@ REFUSED = {
     "bad_local_encoder": "given by encoder_attention_type is not supported",
     "bad_mla_layers_without_rope": r"latent attention \(kv_lora_rank\) with no_rope_layers is not supported",
     "bad_no_decoder_layers": "has no decoder_layers",
-    "bad_no_direction": "has no word on whether tokens see later ones: looked for is_causal",
+    "bad_no_direction": "has no field that says whether tokens attend later ones: looked for is_causal",
     "bad_no_heads": r"config .*bad_no_heads\.json has no number of heads: looked for num_attention_heads, n_head",
     "bad_no_window": "has no sliding window: looked for sliding_window",
     "bad_not_json": "is not JSON",

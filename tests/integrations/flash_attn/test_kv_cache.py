@@ -183,11 +183,11 @@ HALF = torch.ones(CAPACITY, D // 2)
         ),
         ({"k": K.half(), "v": V, "cache_seqlens": 3}, r"k must be .* of torch.float32 on cpu, got .* of torch.float16"),
         ({"v_cache": caches(2)[0]}, "v_cache must have the positions and heads of k_cache"),
-        ({"k_cache": caches()[0].half()}, "k_cache must be torch.float32 on cpu as q, got torch.float16 on cpu"),
+        ({"k_cache": caches()[0].half()}, "k_cache must be torch.float32 on cpu like q, got torch.float16 on cpu"),
         ({"k_cache": caches()[0][..., :8]}, "k_cache must have the head dimension of q, 16, got 8"),
         ({"cache_batch_idx": torch.tensor([0, 1, 3])}, r"cache_batch_idx: rows must be 0 to 2, got \[0, 1, 3\]"),
         ({"cache_leftpad": torch.tensor([0, 1, 50])}, "cache_leftpad must be 0 to the filled positions"),
-        ({"rotary_cos": HALF, "rotary_sin": HALF}, "rotary_cos and rotary_sin turn new keys, too: give k and v"),
+        ({"rotary_cos": HALF, "rotary_sin": HALF}, "rotary_cos and rotary_sin rotate new keys, too: give k and v"),
         ({"block_table": torch.zeros(3, 5).int(), "cache_batch_idx": torch.arange(3)}, "select rows of block_table"),
         ({"block_table": torch.zeros(3, 1)}, "block_table must be a dense tensor of whole numbers"),
         ({"block_table": torch.zeros(2, 1, dtype=torch.int32)}, r"block_table must be whole numbers \(3 sequences"),
@@ -212,7 +212,7 @@ def test_bad_input_is_named(change, message):
         (torch.ones(40, 9), torch.ones(40, 9), "rotary_cos must have at most d / 2 = 8 columns, got 9"),
         (HALF.int(), HALF.int(), "rotary_cos must be of a floating-point type, got torch.int32"),
         (HALF.clone().requires_grad_(), HALF, "rotary_cos requires a gradient, but a cache has no backward pass"),
-        (HALF, HALF[:, :4], r"rotary_sin must be \(40, 8\) as rotary_cos, got \(40, 4\)"),
+        (HALF, HALF[:, :4], r"rotary_sin must be \(40, 8\) like rotary_cos, got \(40, 4\)"),
     ],
 )
 def test_bad_tables_of_angles_are_named(cos, sin, message):

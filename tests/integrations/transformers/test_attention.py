@@ -213,7 +213,7 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
     ("mask", "keywords", "message"),
     [
         (MASK, {"output_attentions": True}, "does not take output_attentions=True: redblue never holds"),
-        (MASK, {"cache": object()}, "the paged cache of continuous batching is served by `generate_batch`"),
+        (MASK, {"cache": object()}, "only `generate_batch`"),
         (MASK, {"new_kernel_option": 3}, "does not take new_kernel_option=3: it is unknown here"),
         (MASK, {"head_mask": torch.ones(H)}, re.escape("does not take head_mask=<tensor (4,)>")),
         (MASK.long(), {}, "attention_mask must be boolean .* got torch.int64"),

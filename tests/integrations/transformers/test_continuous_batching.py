@@ -328,7 +328,7 @@ def test_what_is_not_served_is_refused_by_name(changes, message):
 
 def test_arguments_that_do_not_fit_a_ring_are_refused():
     ring = SimpleNamespace(sliding_window=11)
-    with pytest.raises(RedblueError, match="sliding_window must be that of the layer's cache, 11, got 5"):
+    with pytest.raises(RedblueError, match="sliding_window must equal the window of the layer's cache, 11, got 5"):
         paged._window(ring, 5, None)
     with pytest.raises(RedblueError, match="block_table must be None for layers with a sliding window"):
         paged._window(ring, 11, torch.zeros(1, 1))

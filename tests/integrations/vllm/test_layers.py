@@ -216,7 +216,7 @@ def test_an_empty_batch_and_a_rehearsal():
         ),
         ({"attn_type": AttentionType.ENCODER}, "attn_type must be decoder or encoder_only, got encoder:"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, float16, bfloat16, got fp8"),
-        ({"sinks": torch.zeros(3)}, "sinks must be one for each of 4 heads"),
+        ({"sinks": torch.zeros(3)}, "sinks must have one entry for each of 4 heads"),
         ({"alibi_slopes": [1.0] * 4, "attn_type": AttentionType.ENCODER_ONLY}, "alibi_slopes need causal attention"),
         ({"use_alibi_sqrt": True, "chunk_lookback": 3}, "has no option use_alibi_sqrt, chunk_lookback"),
     ],

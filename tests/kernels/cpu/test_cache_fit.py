@@ -67,7 +67,7 @@ def test_each_schedule_has_its_own_regime():
 
 def test_a_schedule_without_a_kernel_is_refused():
     with pytest.raises(
-        RedblueError, match="no compiled kernel runs saha_ye forward; those with one: flash, hybrid, small"
+        RedblueError, match="no compiled kernel runs saha_ye forward; schedules with a kernel: flash, hybrid, small"
     ):
         cache_fit.tiles_for("saha_ye", problem("forward"), 4096, AVX2)
 

@@ -114,7 +114,7 @@ X = torch.zeros(2, 4, 5, 8)
         (torch.zeros(3), r"alibi must broadcast to \(..., heads\) = \(2, 4\), got shape \(3,\)"),
         (torch.zeros(4).int(), "alibi must be of type float64, .*, got int32"),
         (torch.zeros(4, device="meta"), r"alibi must be on the device of q \(cpu\), got meta"),
-        (0.5, "alibi must be a PyTorch tensor as the others are, got float"),
+        (0.5, "alibi must be a PyTorch tensor like the others, got float"),
     ],
 )
 def test_bad_slopes_are_named(alibi, message):

@@ -176,8 +176,8 @@ def test_masks_that_do_not_fit_are_named():
     q = normal(2, 4, 7, 8)
     for mask, message in (
         (Mask.documents([3, 3]), r"documents is for n_q = 6, but n_q = 7 was given"),
-        (Mask.key_lengths([7, 7, 7]), r"the mask is one for each of \(3, 1\), which must broadcast to .* \(2, 4\)"),
-        (Mask.causal().for_group(2), r"mask must have one row per query, got one of 2"),
+        (Mask.key_lengths([7, 7, 7]), r"the mask has planes of shape \(3, 1\), which must broadcast to .* \(2, 4\)"),
+        (Mask.causal().for_group(2), r"mask must have one row per query, got 2"),
     ):
         with pytest.raises(rb.RedblueError, match=message):
             rb.attention(q, q, q, mask=mask)

@@ -442,7 +442,7 @@ X = torch.zeros(2, 4, 5, 8)
 REFUSED = {
     "d": ((X, X[..., :7], X), {}, r"head dimension of k \(7\) must equal that of q \(8\)"),
     "keys": ((X, X, X[:, :, :4]), {}, r"v must have as many keys as k \(5\), got 4"),
-    "heads": ((X, X[:, :3], X[:, :3]), {}, r"heads of q \(4\) must be a multiple of those of k and v \(3\)"),
+    "heads": ((X, X[:, :3], X[:, :3]), {}, r"heads of q \(4\) must be a multiple of the heads of k and v \(3\)"),
     "leading": ((X, X[:1].expand(3, -1, -1, -1), X), {}, "leading dimensions must broadcast"),
     "dimensions": ((X, X[0, 0, 0], X), {}, "k must have at least 2 dimensions"),
     "type": ((X, X.double(), X), {}, "q, k, v must be of one type, got float32 and, for k, float64"),
@@ -450,7 +450,7 @@ REFUSED = {
     "complex": ((X, X, X.to(torch.complex64)), {}, "v must be of type .*, got complex64"),
     "device": ((X, X.to("meta"), X), {}, r"k must be on the device of q \(cpu\), got meta"),
     "sparse": ((X, X, X.to_sparse()), {}, "v must be dense, got a tensor of layout torch.sparse_coo"),
-    "array": ((X, X.numpy(), X), {}, "k must be a PyTorch tensor as the others are, got ndarray"),
+    "array": ((X, X.numpy(), X), {}, "k must be a PyTorch tensor like the others, got ndarray"),
     "wide": ((torch.zeros(1, 1, 2, 4097),) * 3, {}, "must be 1 to 4096 on the CPU, got 4097"),
     "no d": ((X[..., :0],) * 3, {}, "must be at least 1, got 0"),
     "ranks": ((torch.zeros([1] * 12),) * 3, {}, "q may have at most 11 dimensions"),

@@ -182,7 +182,7 @@ def test_values_are_checked_when_a_graph_runs():
 
 WRONG = [
     ({"q": torch.ones(3, 1, 4, 7)}, r"head dimension of k_pages \(8\) must equal that of q \(7\)"),
-    ({"q": torch.ones(3, 1, 3, 8)}, r"heads of q \(3\) must be a multiple of those of k_pages \(2\)"),
+    ({"q": torch.ones(3, 1, 3, 8)}, r"heads of q \(3\) must be a multiple of the heads of k_pages \(2\)"),
     ({"q": torch.ones(3, 1, 4, 8).double()}, r"must be of one type"),
     ({"mask": Mask.causal()}, r"mask must count from the last query and key"),
     ({"sinks": 1.0}, r"sinks must be a PyTorch tensor"),

@@ -125,7 +125,7 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
     is_name = isinstance(name_or_path, str) and path.name == name_or_path and path.suffix != ".json"
     if name_or_path == "" or (is_name and not os.path.exists(path)):
         raise UnknownName("model", str(name_or_path), list_models(), "Or give the path of a config.json")
-    if os.path.isdir(path):  # unlike Path.is_dir, os.path takes any name, also one that is too long
+    if os.path.isdir(path):  # unlike Path.is_dir, os.path accepts names that are too long
         if not os.path.exists(path / "config.json") and os.path.exists(path / "model_index.json"):
             raise RedblueError(f"{path} is a pipeline: give the folder of one of its parts, such as {path / 'unet'}")
         path = path / "config.json"

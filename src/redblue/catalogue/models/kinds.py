@@ -52,7 +52,7 @@ CODES = {
 }
 # Fields that list the indices of the attending layers, and the kind of all other layers.
 INDICES = {"attn_layer_indices": "mamba", "full_attn_idxs": "conv"}  # Bamba, LFM2
-# Fields of layers without attention. A model that has one must name those layers, or be in PARALLEL.
+# Fields of layers without attention. A model that has such a field must name these layers, or be in PARALLEL.
 HYBRIDS = (
     "conv_L_cache",
     "linear_head_dim",

@@ -80,7 +80,9 @@ def is_causal(config: Config) -> bool:
         return False
     if kind.startswith(DECODERS):
         return True
-    raise config.missing("word on whether tokens see later ones", ("is_causal", "is_decoder", "architectures"))
+    raise config.missing(
+        "field that says whether tokens attend later ones", ("is_causal", "is_decoder", "architectures")
+    )
 
 
 def tokens(config: Config, causal: bool) -> int:

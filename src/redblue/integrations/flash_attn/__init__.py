@@ -1,7 +1,7 @@
 """The interface of FlashAttention 2 (the package flash-attn, 2.8) on redblue's kernels, for CPUs and GPUs.
 
-Import the functions from here, or call `install()` once: then `import flash_attn` leads here in every other module, if
-the real package is not installed. docs/guide/flash-attn.md lists every function and argument.
+Import the functions from here, or call `install()` once: then `import flash_attn` imports this package in every other
+module, if the real package is not installed. docs/guide/flash-attn.md lists every function and argument.
 """
 
 from redblue.base.errors import RedblueError
@@ -9,7 +9,7 @@ from redblue.base.errors import RedblueError
 try:
     import torch  # noqa: F401
 except ImportError:
-    raise RedblueError("flash-attn's interface is PyTorch's: pip install 'redblue[torch]'") from None
+    raise RedblueError("flash-attn's interface needs PyTorch: pip install 'redblue[torch]'") from None
 
 from redblue.integrations.flash_attn.batched import (
     flash_attn_func,

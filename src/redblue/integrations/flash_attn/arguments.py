@@ -1,4 +1,4 @@
-"""The arguments that the functions of FlashAttention 2 share: their checks, and the options that they become."""
+"""The arguments that the functions of FlashAttention 2 share: their checks, and their conversion to options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """The value as a Python int; also of a tensor of one element. Raises RedblueError, which names it, for another."""
+    """The value, or the element of a tensor of one element, as a Python int. Raises RedblueError, which names it."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -72,7 +72,7 @@ def integer(name: str, value: Any) -> int:
 def window(causal: Any, window_size: Any) -> Mask:
     """The mask of FlashAttention's window (left, right); negative: no limit. causal: no key after the query's own.
 
-    The last query stands at the last key.
+    The last query has the position of the last key.
     """
     check_flag("causal", causal)
     if not isinstance(window_size, Sequence) or isinstance(window_size, str) or len(window_size) != 2:
@@ -92,10 +92,10 @@ def check_tensors(shape: str, **tensors: Any) -> None:
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
-    """Raise RedblueError unless the heads of q, the last dimension but one, are a multiple of those of k."""
+    """Raise RedblueError unless the number of q's heads (second last dimension) is a multiple of k's."""
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads or heads < kv_heads):
-        raise RedblueError(f"heads of q ({heads}) must be a multiple of those of k and v ({kv_heads})")
+        raise RedblueError(f"heads of q ({heads}) must be a multiple of the heads of k and v ({kv_heads})")
 
 
 def check_batches(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -35,11 +35,11 @@ def flash_attn_func(
 ) -> Any:
     """Attention on q (batch, n_q, H, d), k (batch, n_k, H_kv, d), v (batch, n_k, H_kv, d_v); H is a multiple of H_kv.
 
-    window_size: (left, right) keys around a query's own, -1 for no limit; the last query stands at the last key.
+    window_size: (left, right) keys around a query's own, -1 for no limit; the last query's own key is the last key.
     causal: no key after the query's own. softcap: 0 for none. alibi_slopes: (H,) or (batch, H).
     return_attn_probs: also return the log-sum-exp of each row (batch, H, n_q), which is -inf for a row without keys,
     and S_dmask: with dropout, the probabilities, negative where they were dropped; else an empty tensor.
-    s_aux: attention sinks (H,), which later versions of FlashAttention take under this name.
+    s_aux: attention sinks (H,); later versions of FlashAttention use this name.
     """
     check_flag("return_attn_probs", return_attn_probs)
     check_batches(q, k, v)

@@ -1,4 +1,4 @@
-"""Functions that pack padded batches and pad packed ones, with the names and results of flash_attn.bert_padding."""
+"""Conversion between padded and packed batches, with the names and results of flash_attn.bert_padding."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """`first_axis_dim` rows that hold `values` at these indices and 0 elsewhere, with gradient."""
+    """An array of `first_axis_dim` rows with `values` at these indices and 0 elsewhere, with gradient."""
     rows = integer("first_axis_dim", first_axis_dim)
     if not 0 <= rows < 2**62:
         raise RedblueError(f"first_axis_dim must be a number of rows, got {str(rows)[:40]}")
     indices = _checked_indices("values", values, indices, rows)
     if len(indices) != len(values):
-        raise RedblueError(f"indices must be one for each of {len(values)} rows, got {len(indices)}")
+        raise RedblueError(f"indices must have one entry for each of {len(values)} rows, got {len(indices)}")
     return values.new_zeros(rows, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
@@ -56,7 +56,7 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Pack a batch (batch, n, ...) whose rows hold several sequences each, one behind the other from position 0.
+    """Pack a batch (batch, n, ...) in which each row holds several concatenated sequences, from position 0 on.
 
     attention_mask_in_length: (batch, n); the entries of a row that are not 0 are the lengths of its sequences.
     Returns the packed rows, their indices, the cumulative lengths of all sequences, and the longest length.
@@ -97,7 +97,7 @@ def _check_mask(name: str, mask: Any, hidden_states: Any) -> None:
 
 
 def _checked_indices(name: str, x: Any, indices: Any, rows: int | None = None) -> Tensor:
-    """The indices. Raises RedblueError unless x is a tensor and these are numbers of rows; of x's rows by default.
+    """The indices. Raises RedblueError unless x is a tensor and they are below `rows` (default: the rows of x).
 
     On a GPU, PyTorch itself checks their range.
     """

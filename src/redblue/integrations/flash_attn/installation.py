@@ -19,14 +19,15 @@ from redblue.base.errors import RedblueError
 from redblue.base.version import VERSION
 from redblue.integrations.flash_attn import batched, bert_padding, kv_cache, low_level, packed
 
-# The version whose interface this is. The local part says whose it is; `packaging` orders it after 2.8.3.
+# The version of the interface. The local part names redblue; `packaging` orders this version after 2.8.3.
 FLASH_ATTN_VERSION = f"2.8.3+redblue.{VERSION}"
 
 
 def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward pass, refused for types that flash-attn does not take: with these, its callers err silently.
+    """Restrict the backward pass to the types of flash-attn, because its callers fail silently with other types.
 
-    ring-flash-attn and yunchang take `buffer.to(torch.float32)` for a copy; a float32 buffer is returned itself.
+    ring-flash-attn and yunchang assume that `buffer.to(torch.float32)` is a copy, but a float32 buffer is returned
+    itself.
     """
     signature = inspect.signature(backward)
 
@@ -36,8 +37,8 @@ def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(q, "dtype", None) in (torch.float32, torch.float64):
             raise RedblueError(
                 f"flash_attn.flash_attn_interface.{backward.__name__} takes float16 and bfloat16 as flash-attn does, "
-                f"got {q.dtype}: ring-flash-attn and yunchang compute wrong gradients in other types. In code of your "
-                "own, call redblue.integrations.flash_attn.low_level"
+                f"got {q.dtype}: ring-flash-attn and yunchang compute wrong gradients in other types. In your own "
+                "code, call redblue.integrations.flash_attn.low_level"
             )
         return backward(*args, **kwargs)
 
@@ -99,7 +100,7 @@ class Installation:
                 _holders.append(self)
 
     def uninstall(self) -> None:
-        """Undo this request. The modules go with the last one; what imported them before keeps its functions."""
+        """Undo this request. The last request removes the modules; code that imported them keeps the functions."""
         with _lock:
             if self not in _holders:
                 return
@@ -119,10 +120,10 @@ class Installation:
 
 
 def install() -> Installation:
-    """Make `import flash_attn` lead to redblue where the real package is missing; log a warning that says so.
+    """Make `import flash_attn` import redblue if the real package is missing, and log a warning.
 
     The modules are flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding. Call this before modules
-    that look for flash_attn are imported. Where the real package is installed, nothing changes.
+    that look for flash_attn are imported. If the real package is installed, nothing changes.
     """
     return Installation()
 

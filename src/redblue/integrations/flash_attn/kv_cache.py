@@ -48,15 +48,15 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Attention of q (batch, n_q, H, d) on caches (rows, capacity, H_kv, d), after k and v were appended in place.
 
-    k, v: (batch, new, H_kv, d), written from position cache_seqlens[b] on. cache_seqlens: the number of positions that
-    each entry of the cache fills, one number for all or (batch,); all of them if None, without k and v.
-    cache_batch_idx: (batch,), the cache's row of each batch entry; where entries that append share a row or a page,
-    any of their keys may be the ones that are kept. cache_leftpad: (batch,), positions at the beginning
-    that hold no keys. block_table: (batch, blocks); the caches are then pages (pages, page, H_kv, d).
-    rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, counted from cache_seqlens; without causal or a
-    window, all queries stand at cache_seqlens. num_splits changes nothing: redblue splits the keys itself.
-    return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q). s_aux: attention sinks (H,).
-    There is no backward pass, so tensors that require gradients are refused while PyTorch records them.
+    k, v: (batch, new, H_kv, d), written from position cache_seqlens[b] on. cache_seqlens: the number of filled
+    positions of each cache entry, one number for all or (batch,); None: all positions, only without k and v.
+    cache_batch_idx: (batch,), the cache's row of each batch entry; if entries that append share a row or a page, any of
+    their keys may overwrite the others. cache_leftpad: (batch,), number of first positions that hold no keys.
+    block_table: (batch, blocks); the caches are then pages (pages, page, H_kv, d).
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, whose positions count from cache_seqlens; without
+    causal or a window, all queries have the position cache_seqlens. num_splits changes nothing: redblue splits the keys
+    itself. return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q). s_aux: attention sinks (H,).
+    There is no backward pass, so tensors that require gradients are refused while PyTorch records gradients.
     """
     for name, flag in (("rotary_interleaved", rotary_interleaved), ("return_softmax_lse", return_softmax_lse)):
         check_flag(name, flag)
@@ -73,7 +73,9 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         if rotary_cos is not None or rotary_sin is not None:
             if k is None:
-                raise RedblueError("rotary_cos and rotary_sin turn new keys, too: give k and v, or turn q beforehand")
+                raise RedblueError(
+                    "rotary_cos and rotary_sin rotate new keys, too: give k and v, or rotate q beforehand"
+                )
             moves = causal or any(side >= 0 for side in window_size)
             q, k = _rotated(q, k, rotary_cos, rotary_sin, filled, moves, rotary_interleaved)
         if k is not None:
@@ -83,7 +85,7 @@ def flash_attn_with_kvcache(
 
 
 def _check_no_gradients(**tensors: Any) -> None:
-    """Raise RedblueError for a tensor whose gradient PyTorch would expect."""
+    """Raise RedblueError for a tensor that requires a gradient while PyTorch records gradients."""
     for name, x in tensors.items():
         if getattr(x, "requires_grad", False) and torch.is_grad_enabled():
             raise RedblueError(f"{name} requires a gradient, but a cache has no backward pass: use torch.no_grad()")
@@ -92,7 +94,7 @@ def _check_no_gradients(**tensors: Any) -> None:
 def _rotated(
     q: Tensor, k: Tensor, cos: Any, sin: Any, filled: np.ndarray, moves: bool, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    """q and k at the positions after those that are filled; all queries at the first of these unless `moves`."""
+    """q and k, rotated for the positions after the filled ones; all queries at the first of these unless `moves`."""
     starts = torch.from_numpy(filled).to(q.device)[:, None]
     n_q, new = q.shape[1], k.shape[1]
     check_tables(cos, sin, q.shape[-1], int(filled.max(initial=0)) + max(new, n_q if moves else 1))
@@ -117,7 +119,7 @@ class Cache:
         check_heads(q, k_cache)
         for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):  # checked before anything is written into them
             if x.dtype != q.dtype or x.device != q.device:
-                raise RedblueError(f"{name} must be {q.dtype} on {q.device} as q, got {x.dtype} on {x.device}")
+                raise RedblueError(f"{name} must be {q.dtype} on {q.device} like q, got {x.dtype} on {x.device}")
         if k_cache.shape[-1] != q.shape[-1]:
             raise RedblueError(f"k_cache must have the head dimension of q, {q.shape[-1]}, got {k_cache.shape[-1]}")
         self.k, self.v, self.block_table = k_cache, v_cache, block_table
@@ -171,7 +173,7 @@ class Cache:
         return np.full(self.batch, integer("cache_seqlens", cache_seqlens))
 
     def append(self, k: Tensor, v: Tensor, filled: np.ndarray) -> None:
-        """Write k and v behind the filled positions of their entries."""
+        """Write k and v after the filled positions of their entries."""
         positions = filled[:, None] + np.arange(k.shape[1])
         if self.pages is not None:
             at = self.pages.places(np.arange(self.batch)[:, None], positions, k.device)
@@ -196,7 +198,7 @@ class Cache:
         return torch.cat(outs).transpose(1, 2), torch.cat(lses)
 
     def _paged(self, q: Tensor, ends: np.ndarray, options: Any) -> tuple[Tensor, Tensor]:
-        """The same on pages; an entry's row of a cache without pages is one page."""
+        """`attention` on pages; in a cache without pages, each row is one page."""
         table = self.rows[:, None] if self.block_table is None else self.block_table
         options = {name: value for name, value in options.items() if name != "dropout"}
         out, lse = attention_paged(q, self.k, self.v, table, ends, return_lse=True, **options)

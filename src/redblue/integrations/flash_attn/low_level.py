@@ -1,7 +1,7 @@
 """The passes of FlashAttention 2 as separate functions, which ring-flash-attn, yunchang and diffusers call.
 
-They record no gradients. Names, order and defaults of their parameters are those of FlashAttention 2.8, because callers
-read them with `inspect`: so these functions have no decorators.
+They record no gradients. Their parameters have the names, order and defaults of FlashAttention 2.8, because callers
+read them with `inspect`; for the same reason, these functions have no decorators.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Write the gradients into dq, dk and dv, those that are not None. Returns the row sums of dout * out, (B, H, n_q).
+    """Write the gradients into dq, dk and dv unless they are None. Returns the row sums of dout * out, (B, H, n_q).
 
-    out and softmax_lse may be the merged outputs of several blocks of keys, of which k and v are one. With dropout,
-    rng_state must be that of the forward pass.
+    out and softmax_lse may be the merged outputs of several blocks of keys; k and v are then one of these blocks. With
+    dropout, rng_state must be the result of the forward pass.
     """
     check_batches(q, k, v)
     check_tensors("(batch, n, heads, d)", dout=dout, out=out)
@@ -117,7 +117,7 @@ def _flash_attn_varlen_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, softmax_lse, S_dmask, rng_state) of packed sequences; softmax_lse is (H, total_q).
 
-    seqused_k: the number of keys of each sequence that are used. leftpad_k: how many of them are left out at the
+    seqused_k: the number of used keys of each sequence. leftpad_k: the number of these that are left out at the
     beginning. zero_tensors changes nothing: all rows are written.
     """
     check_flag("return_softmax", return_softmax)
@@ -216,13 +216,13 @@ def _seed_of(dropout: float, rng_state: Any) -> int | None:
         return None
     if rng_state is None:
         raise RedblueError(
-            "rng_state must be that of the forward pass if dropout_p is above 0: other probabilities would be dropped"
+            "rng_state must be the forward pass's if dropout_p is above 0: other probabilities would be dropped"
         )
     return integer("rng_state[0]", rng_state[0])
 
 
 def _lse_of(q: Tensor, softmax_lse: Any) -> Tensor:
-    """The log-sum-exp in the type of the sums. FlashAttention's own +inf of rows without keys is as good as -inf."""
+    """The log-sum-exp in the type of the sums. FlashAttention's +inf for rows without keys works like -inf."""
     if not isinstance(softmax_lse, Tensor):
         raise RedblueError(f"softmax_lse must be a PyTorch tensor, got {type(softmax_lse).__name__}")
     if not softmax_lse.is_floating_point():

@@ -46,7 +46,7 @@ def flash_attn_varlen_func(
     """Attention within packed sequences: q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v).
 
     cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, from 0. max_seqlen_q, max_seqlen_k: at least
-    the longest of them. Rows after the last sequence give 0. Within a sequence, the other arguments mean the same as
+    the longest lengths. Rows after the last sequence give 0. Within a sequence, the other arguments mean the same as
     in `flash_attn_func`. alibi_slopes: (H,) or (sequences, H).
     block_table: (sequences, blocks) numbers of the pages that hold a sequence's keys; k and v are then
     (pages, page, H_kv, d).
@@ -85,7 +85,7 @@ class Sequences(NamedTuple):
         block_table: Any = None,
         **more: Any,
     ) -> Sequences:
-        """Read the arguments. Raises RedblueError unless tensors and sequences fit each other. more: of `KeyRows`."""
+        """Read the arguments. Raises RedblueError unless tensors and sequences fit. more: arguments of `KeyRows`."""
         check_tensors("(total, heads, d)", q=q)
         check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
         if v.shape[:-1] != k.shape[:-1]:
@@ -95,7 +95,7 @@ class Sequences(NamedTuple):
         check_rows("q", q.shape[0], lengths)
         keys = KeyRows(k, cu_seqlens_k, block_table, **more)
         if len(keys.lengths) != len(lengths):
-            raise RedblueError(f"cu_seqlens_k must be for the {len(lengths)} sequences of q, got {len(keys.lengths)}")
+            raise RedblueError(f"cu_seqlens_k must describe the {len(lengths)} sequences of q, got {len(keys.lengths)}")
         longest = check_longest("max_seqlen_q", max_seqlen_q, lengths)
         check_slopes(alibi_slopes, len(lengths), q.shape[1])
         return Sequences(lengths, keys, (longest, check_longest("max_seqlen_k", max_seqlen_k, keys.lengths)))

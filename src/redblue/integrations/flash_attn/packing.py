@@ -1,4 +1,4 @@
-"""Packed sequences as FlashAttention describes them: cumulative lengths, pages, used keys and left padding."""
+"""Packed sequences in FlashAttention's description: cumulative lengths, pages, used keys and left padding."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_rows(name: str, rows: int, lengths: np.ndarray) -> int:
 class KeyRows:
     """The places of each sequence's keys in k: rows of a packed k (total, ...), or pages (blocks, page, ...).
 
-    lengths: the number of keys of each sequence. firsts: their first positions in the sequence, unless all are used in
-    place.
+    lengths: the number of keys of each sequence. firsts: the first position of these keys in the sequence; not set if
+    all rows of k are used in place.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KeyRows:
         self.total = int(whole_lengths.sum())
         self.block_table = None
         self._in_place = block_table is None and seqused_k is None and leftpad_k is None
-        if self._in_place:  # nothing below could change or refuse anything
+        if self._in_place:  # the checks below have nothing to change or to refuse
             self.lengths = whole_lengths
             check_rows("k", k.shape[0], whole_lengths)
             return
@@ -76,7 +76,7 @@ class KeyRows:
             self.block_table = Pages(k, block_table, ends, of_lengths)
 
     def packed(self, x: Tensor) -> Tensor:
-        """The keys' rows of k or v, one sequence behind the other; a view if they lie in this order."""
+        """The keys' rows of k or v, sequences concatenated; a view if the rows have this order already."""
         if self._in_place:
             return rows_of(x, slice(0, self.total))
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
@@ -89,7 +89,7 @@ class KeyRows:
 
 
 class Pages:
-    """The table of the pages that hold the keys of each sequence.
+    """The page table of the keys of each sequence.
 
     k: (blocks, page, ...). block_table: (sequences, blocks per sequence). lengths: positions that must lie in pages;
     of_lengths names them in messages. Raises RedblueError if a position has no page.

@@ -15,7 +15,7 @@ COLUMNS = 2048  # keys whose probabilities one call computes
 
 
 def none_of(q: Tensor) -> Tensor:
-    """The S_dmask of a call without dropout: FlashAttention returns an empty tensor."""
+    """The S_dmask of a call without dropout, which is an empty tensor as in FlashAttention."""
     return q.new_empty(0)
 
 
@@ -23,7 +23,7 @@ def none_of(q: Tensor) -> Tensor:
 def signed(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     """The probabilities (..., H, n_q, n_k) in q's type, negative where dropout removes them.
 
-    q, k: as in `attention`. options: its options, with a dropout and a seed.
+    q, k: as in `attention`. options: the options of `attention`, with a dropout and a seed.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     plain = {name: value for name, value in options.items() if name not in ("dropout", "seed")}
@@ -42,6 +42,6 @@ def signed(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def rounded_up(probabilities: Tensor) -> Tensor:
-    """The probabilities with zeros up to FlashAttention's rounded numbers of queries and keys."""
+    """The probabilities, padded with zeros to FlashAttention's rounded numbers of queries and keys."""
     n_q, n_k = probabilities.shape[-2:]
     return functional.pad(probabilities, (0, -n_k % ROUNDED, 0, -n_q % ROUNDED))

@@ -24,7 +24,9 @@ def check_tables(rotary_cos: Any, rotary_sin: Any, d: int, positions: int) -> No
         if not 2 * table.shape[1] <= d:
             raise RedblueError(f"{name} must have at most d / 2 = {d // 2} columns, got {table.shape[1]}")
     if rotary_cos.shape != rotary_sin.shape:
-        raise RedblueError(f"rotary_sin must be {tuple(rotary_cos.shape)} as rotary_cos, got {tuple(rotary_sin.shape)}")
+        raise RedblueError(
+            f"rotary_sin must be {tuple(rotary_cos.shape)} like rotary_cos, got {tuple(rotary_sin.shape)}"
+        )
 
 
 def rotated(x: Tensor, rotary_cos: Tensor, rotary_sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:

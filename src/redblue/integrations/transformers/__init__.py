@@ -1,4 +1,4 @@
-"""redblue under the models of Hugging Face transformers: `attn_implementation="redblue"`.
+"""redblue as an attention implementation of Hugging Face transformers: `attn_implementation="redblue"`.
 
     from redblue.integrations.transformers import register
 
@@ -8,7 +8,7 @@
 `register` adds an attention function and a mask function to transformers' registries. The mask function translates
 transformers' mask functions (causal, windows, chunks, packed sequences, padding, prefixes) into rules of
 `redblue.Mask`, so that no array of n_q x n_k is built for them. On CPUs, `generate_batch` (continuous batching) reads
-its paged cache in place, through `redblue.attention_paged`. docs/guide/transformers.md describes what is served.
+its paged cache in place, through `redblue.attention_paged`. docs/guide/transformers.md lists the supported calls.
 Importing this package loads neither transformers nor PyTorch.
 """
 

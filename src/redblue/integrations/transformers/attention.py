@@ -17,8 +17,9 @@ from redblue.masks import Mask
 from redblue.op.api import attention
 from redblue.op.pytorch.boolean import mask_of
 
-# Keyword arguments that models pass to every attention function and that do not change the result here. Positions and
-# windows are in the mask already; the others are inputs of the model, or are for kernels, caches or outputs elsewhere.
+# Keyword arguments that models pass to every attention function and that do not change the result here. The mask
+# already contains positions and windows; the others are inputs of the model, or concern other kernels, caches or
+# outputs.
 HARMLESS = {
     "cache_position",
     "deterministic",
@@ -45,7 +46,7 @@ HARMLESS = {
     "video_grid_thw",
     "vision_feature_layer",
 }
-BATCHING = "the paged cache of continuous batching is served by `generate_batch`, on CPUs"
+BATCHING = "only `generate_batch` on CPUs supports the paged cache of continuous batching"
 ADVICE = {
     "output_attentions": "redblue never holds the probabilities",
     "cache": BATCHING,
@@ -77,10 +78,10 @@ def attention_forward(
     """Attention for a model of transformers. Returns (B, n_q, H, d_v), contiguous, and None for the probabilities.
 
     query (B, H, n_q, d), key (B, H_kv, n_k, d), value (B, H_kv, n_k, d_v).
-    attention_mask: a MaskTensor, a boolean tensor (True: attend), a floating tensor (added to the scores), or None;
-    then the module's `is_causal` decides. s_aux: one sink per head; sinks: one sink per head and query. position_bias:
-    added to the scores, with gradient. cu_seq_lens_*: the bounds of packed sequences. indices, block_indices: the keys
-    or blocks of keys that each query selects. Raises RedblueError for an argument that is not served.
+    attention_mask: a MaskTensor, a boolean tensor (True: attend), a floating tensor (added to the scores), or None, in
+    which case the module's `is_causal` decides. s_aux: one sink per head; sinks: one sink per head and query.
+    position_bias: added to the scores, with gradient. cu_seq_lens_*: the bounds of packed sequences. indices,
+    block_indices: the keys or blocks of keys that each query selects. Raises RedblueError for an unsupported argument.
     """
     if others:
         check_others(others)
@@ -112,12 +113,12 @@ def attention_forward(
     else:
         _check_shape("sinks", sinks, query, 1)
         out, lse = attention(query, key, value, return_lse=True, **options)
-        out = out * (lse.unsqueeze(-1) - sinks).sigmoid().to(out.dtype)  # the share that the sink leaves
+        out = out * (lse.unsqueeze(-1) - sinks).sigmoid().to(out.dtype)  # the share of the softmax without the sink
     return out.transpose(1, 2).contiguous(), None
 
 
 def check_others(others: dict[str, Any]) -> None:
-    """Raise RedblueError for a keyword argument that could change the result. None and False ask for nothing."""
+    """Raise RedblueError for a keyword argument that could change the result. None and False have no effect."""
     for name, value in others.items():
         if name in HARMLESS or value is None or value is False:
             continue
@@ -142,14 +143,14 @@ def _shown(value: Any) -> str:
 def _mask_and_bias(
     module: Any, query: Tensor, key: Tensor, attention_mask: Any, is_causal: bool | None
 ) -> tuple[Mask | None, Tensor | None, int]:
-    """The mask, the bias and the number of keys that attention_mask stands for."""
+    """The mask, the bias and the number of keys that attention_mask describes."""
     n_q, n_k = query.shape[2], key.shape[2]
     if attention_mask is None:
         if n_q == 1 or not _is_causal(module, is_causal):
             return None, None, n_k
         if n_q < n_k:
             raise RedblueError(
-                f"{n_q} queries and {n_k} keys without a mask, in a causal layer: where the queries stand is unknown; "
+                f"{n_q} queries and {n_k} keys without a mask, in a causal layer: the queries' positions are unknown; "
                 "give attention_mask, or is_causal=False"
             )
         return _CAUSAL, None, n_k
@@ -184,7 +185,7 @@ _CAUSAL = Mask.causal()
 
 
 def _is_causal(module: Any, is_causal: bool | None) -> bool:
-    """Whether attention without a mask is causal: as the call says, else as the module says."""
+    """Whether attention without a mask is causal: `is_causal` if given, else the module's setting."""
     if not follows_sdpa(type(module).__module__):
         return False
     return getattr(module, "is_causal", True) if is_causal is None else is_causal

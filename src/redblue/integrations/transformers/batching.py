@@ -1,8 +1,8 @@
-"""Lets continuous batching (`generate_batch`) take models with attn_implementation="redblue", on CPUs.
+"""Make continuous batching (`generate_batch`) accept models with attn_implementation="redblue", on CPUs.
 
-Continuous batching refuses names of attention that it does not know, unless they contain "flash"; for the names that it
-knows, it builds a dense mask. So a model named "redblue" goes by the name ROUTED while its manager runs. transformers
-has no registry for this choice, so the method that makes it is wrapped.
+Continuous batching refuses unknown names of attention, unless they contain "flash"; for known names, it builds a dense
+mask. So the name "redblue" of a model's attention is replaced by ROUTED while the manager runs. transformers has no
+registry for this choice, so the method that makes it is wrapped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def manager() -> Any:
 
 
 def route(name: str) -> None:
-    """Let continuous batching take models of this name, by the name ROUTED. Further calls change nothing."""
+    """Make continuous batching accept attention of this name, as ROUTED. Further calls change nothing."""
     owner = manager()
     if owner is not None and not _is_routed(owner):
         setattr(owner, METHOD, _routed(getattr(owner, METHOD), name))
@@ -44,13 +44,13 @@ def _is_routed(owner: Any) -> bool:
 
 
 def _routed(choose: Callable[..., None], name: str) -> Callable[..., None]:
-    """The manager's method that chooses a model's attention, with the name exchanged before."""
+    """Wrap the manager's method that chooses a model's attention, so that it sees the name ROUTED."""
 
     @functools.wraps(choose, assigned=("__doc__", "__name__", "__qualname__"))
     def switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        # ROUTED remains where making an earlier manager failed
+        # ROUTED is still set if the construction of an earlier manager failed
         if model.config._attn_implementation in (name, ROUTED) and model.device.type == "cpu":
-            # Not by `set_attn_implementation`: it looks for kernels of names with "flash" on the hub
+            # `set_attn_implementation` would look on the hub for kernels of names with "flash"
             model.config._attn_implementation = ROUTED
             self._original_attn_impl = name  # which the manager restores when it stops
         choose(self, model, *args, **kwargs)

@@ -18,7 +18,7 @@ from redblue.integrations.transformers.tiles import lowered_by_tiles
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 
-SMALL = 1 << 14  # pairs of a query and a key: below, laying out a rule takes longer than a forward pass saves by it
+SMALL = 1 << 14  # pairs of a query and a key: for fewer, making a rule takes longer than a forward pass saves
 
 
 def redblue_mask(
@@ -35,12 +35,12 @@ def redblue_mask(
     config: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """The mask of a forward pass, for all layers that share it. The signature is that of transformers' mask functions.
+    """The mask of a forward pass, for all layers that share it. It has the signature of transformers' mask functions.
 
-    Several queries get a MaskTensor. Three cases get the plain tensor that transformers builds for "sdpa", or for
-    "eager" if the model's code is for floating masks only: a single query (a step of generation), which needs one
-    number per key; a graph that is being captured; and a small mask other than a window, whose rule would cost more
-    than it saves.
+    The result is a MaskTensor, except in three cases: a single query (a step of generation), which needs one number per
+    key; a graph that is being captured; and a small mask other than a window, whose rule would cost more than it saves.
+    In these cases it is the plain tensor that transformers builds for "sdpa", or for "eager" if the model's code
+    supports floating masks only.
     """
     floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
@@ -74,9 +74,9 @@ def redblue_mask(
     if padding is not None:
         mask = padding if mask.is_full else mask & padding
     if others.get("allow_is_bidirectional_skip") and used == kv_length:
-        reach = others.get("local_size")  # a window of more keys than there are leaves out none
+        reach = others.get("local_size")  # a window wider than all keys leaves out no key
         if mask.is_full or (padding is None and reach is not None and kv_length < reach):
-            return None  # as for eager and sdpa: layers that drop keys (Informer) or add some would refuse a mask
+            return None  # like eager and sdpa: layers that drop keys (Informer) or add keys would refuse a mask
     rule = None if mask.is_full else mask
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 

@@ -1,8 +1,8 @@
 """A tensor (batch, 1, n_q, n_k) that holds a redblue mask instead of its entries.
 
 Models of transformers pass masks around as tensors: some read the shape, slice them, join them with others or compute
-with them. A MaskTensor answers questions about its shape and type without entries. Any other operation computes the
-entries once and acts on these. A model that writes into the entries makes the rule void: attention then reads them.
+with them. A MaskTensor provides its shape and type without entries. Any other operation computes the entries once
+and uses them. If a model writes into the entries, the rule becomes invalid, and attention reads the entries instead.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from redblue.masks import Mask
 
 
 class MaskTensor(Tensor):
-    """A mask of all heads. Its entries are True where a query attends a key; those of a floating type are 0 there.
+    """A mask of all heads. Its entries are True, or 0 in a floating type, where a query attends a key.
 
     The other entries are False, or the lowest number of the type.
-    mask: the rule for `used` keys; None if every query attends each of them.
-    used: no query attends a key from this one on. Caches of a fixed size hold such keys.
-    The rule no longer holds once `is_changed`: then the entries are the mask.
+    mask: the rule for the first `used` keys; None if every query attends all of these.
+    used: number of keys before the first key that no query attends; caches of a fixed size have unused keys at the end.
+    If `is_changed`, the rule is no longer valid, and the entries are the mask.
     """
 
     mask: Mask | None
     used: int
     sizes: tuple[int, ...]  # the shape; reading it takes less time than reading `shape`
     entries: Tensor | None
-    version: int  # of the entries as they were computed
+    version: int  # PyTorch's version counter of the entries when they were computed
 
     @staticmethod
     def __new__(
@@ -41,11 +41,11 @@ class MaskTensor(Tensor):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the entries, or a view of them, have been written into."""
+        """Whether the entries, or a view of them, have been written to."""
         return self.entries is not None and self.entries._version != self.version
 
     def copy(self) -> Tensor:
-        """An equal tensor with memory of its own."""
+        """An equal tensor with separate memory."""
         if self.is_changed:
             return self.dense().clone()
         return MaskTensor(self.mask, self.used, self.sizes, self.device, self.dtype)
@@ -98,7 +98,7 @@ class MaskTensor(Tensor):
 
 
 def _with_entries(tree: Any) -> Any:
-    """The arguments of an operation, with plain tensors in the place of MaskTensors."""
+    """The arguments of an operation, with MaskTensors replaced by plain tensors."""
     return tree_map_only(MaskTensor, MaskTensor.dense, tree)
 
 

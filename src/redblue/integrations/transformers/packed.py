@@ -1,4 +1,4 @@
-"""Masks of sequences that are packed one behind the other, from their cumulative lengths."""
+"""Masks of packed (concatenated) sequences, from their cumulative lengths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def packed(
 ) -> Mask:
     """The mask, within packed sequences. causal: also causal in each sequence, from its last query and key.
 
-    starts, key_starts: the bounds of the sequences in queries and keys. Raises RedblueError unless they are those of
-    one row of tokens.
+    starts, key_starts: the bounds of the sequences in queries and keys. Raises RedblueError unless they divide a single
+    row of tokens.
     """
     bounds = starts.tolist()
     key_bounds = bounds if key_starts is None or key_starts is starts else key_starts.tolist()

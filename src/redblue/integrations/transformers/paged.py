@@ -1,4 +1,4 @@
-"""The attention function for transformers' continuous batching. It reads the pages of transformers' cache in place."""
+"""The attention function for transformers' continuous batching, which reads the pages of its cache in place."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from redblue.op.varlen import attention_varlen
 
 OF_BATCHING = {"logits_indices", "logits_processor_args"}  # keyword arguments that do not concern attention
 CAUSAL = Mask.causal(align="bottom-right")
-_steps = WeakIdKeyDictionary()  # the steps of the places to write, which all layers of a group get as one tensor
+_steps = WeakIdKeyDictionary()  # Step by the tensor of places to write, which all layers of a group share
 
 
 class Layer(NamedTuple):
     """A layer's call. q (total_q, H, d), k and v (total_q, H_kv, d): the new tokens of all sequences, packed.
 
     k_pages, v_pages (pages, page, H_kv, d): views of the cache. window: keys that a query attends, itself included, or
-    None for all. options: those of all functions of redblue.
+    None for all. options: options that all functions of redblue accept.
     """
 
     q: Tensor
@@ -45,7 +45,7 @@ class Layer(NamedTuple):
         return CAUSAL if self.window is None else Mask.sliding_window(self.window - 1, 0, align="bottom-right")
 
 
-@torch.compiler.disable  # as transformers' own paged functions: they write into the cache in place
+@torch.compiler.disable  # like transformers' own paged functions, which write into the cache in place
 def paged_forward(
     module: Any,
     query: Tensor,
@@ -68,12 +68,12 @@ def paged_forward(
 ) -> tuple[Tensor, None]:
     """Write new keys and values into the cache, and attend the keys that lie there. Returns (1, n, H, d) and None.
 
-    query (1, H, n, d), key and value (1, H_kv, n, d): the new tokens of all sequences, one behind the other, and maybe
-    padding, whose output is 0. cache: transformers' PagedAttentionCache. cu_seq_lens_q: (B + 1,), the bounds of the
-    sequences' new tokens; cu_seq_lens_k, by type of layer: those of their keys. read_index, write_index: for each group
-    of layers, the rows of the cache that hold the keys, and those for the new ones. block_table: for each group, the
-    pages of the sequences, in place of both; None otherwise. Attention is causal. Raises RedblueError for an argument
-    that is not served.
+    query (1, H, n, d), key and value (1, H_kv, n, d): the concatenated new tokens of all sequences, perhaps with
+    padding at the end, whose output is 0. cache: transformers' PagedAttentionCache. cu_seq_lens_q: (B + 1,), the bounds
+    of the sequences' new tokens; cu_seq_lens_k: by type of layer, the bounds of their keys. read_index, write_index:
+    for each group of layers, the cache rows of the keys, and the cache rows for new keys. block_table: for each group,
+    the pages of the sequences, which replace both indices; None otherwise. Attention is causal. Raises RedblueError for
+    an unsupported argument.
     """
     check_others({name: x for name, x in others.items() if name not in OF_BATCHING})
     _check(cache, attention_mask, dropout, is_causal)
@@ -91,11 +91,12 @@ def paged_forward(
     options = {"scale": scaling, "softcap": softcap, "sinks": None if s_aux is None else s_aux.reshape(-1)}
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     total = int(step.starts[-1])
-    # The method of full attention: that of rings refuses, because their pages begin with any of the newest keys
+    # The method of full attention also serves rings, whose own method refuses because their pages start with any key
     views = FullAttentionCacheAllocator.get_cache_for_block_table(group, module.layer_idx)
     layer = Layer(q[:total], k[:total], v[:total], *views, step, window, options)
     in_rings = _ring(group) is not None and step.table is not None
-    several = _several_new_tokens(layer) if in_rings else None  # reads keys that the new ones replace
+    # This must run before the write: it reads keys that the new keys replace
+    several = _several_new_tokens(layer) if in_rings else None
     if block_table is None:
         group.update(k, v, module.layer_idx, write[:0], write)  # without rows to read, it only writes
     else:
@@ -117,7 +118,7 @@ def _from_pages(layer: Layer) -> Tensor:
 
 
 def _check(cache: Any, attention_mask: Any, dropout: float, is_causal: bool | None) -> None:
-    """Raise RedblueError for a call that is not one of continuous batching, or not causal."""
+    """Raise RedblueError for a call that does not come from continuous batching or is not causal."""
     if not isinstance(cache, PagedAttentionCache):
         raise RedblueError(
             f"cache must be transformers' PagedAttentionCache, got {type(cache).__name__}: this attention serves "
@@ -134,17 +135,17 @@ def _check(cache: Any, attention_mask: Any, dropout: float, is_causal: bool | No
 
 
 def _ring(group: Any) -> int | None:
-    """The keys of a sequence that the group's cache keeps, in a ring; None if it keeps all."""
+    """The number of keys per sequence that the group's cache keeps in a ring; None if it keeps all keys."""
     return getattr(group, "sliding_window", None)
 
 
 def _window(group: Any, sliding_window: int | None, block_table: Tensor | None) -> int | None:
-    """The keys that a query attends: as many as a ring keeps, or as the layer says."""
+    """The number of keys that a query attends: the length of a ring, or the layer's window."""
     ring = _ring(group)
     if ring is None:
         return sliding_window
     if sliding_window not in (None, ring):
-        raise RedblueError(f"sliding_window must be that of the layer's cache, {ring}, got {sliding_window}")
+        raise RedblueError(f"sliding_window must equal the window of the layer's cache, {ring}, got {sliding_window}")
     if block_table is not None:
         raise RedblueError("block_table must be None for layers with a sliding window: their keys lie in a ring")
     return ring
@@ -153,7 +154,7 @@ def _window(group: Any, sliding_window: int | None, block_table: Tensor | None) 
 def _several_new_tokens(layer: Layer) -> Tensor | None:
     """The outputs of the sequences with several new tokens, packed; None if there are none.
 
-    The new keys are attended as they come, and the keys of the ring before they are replaced.
+    Queries attend the new keys directly, and the old keys in the ring before new keys replace them.
     """
     step, queries = layer.step, layer.step.queries
     chosen = queries > 1
@@ -163,7 +164,7 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
     starts = np.append(0, np.cumsum(queries[chosen]))
     out, lse = attention_varlen(q, k, v, starts, mask=layer.mask, return_lse=True, **layer.options)
     k_pages, v_pages = (x.flatten(0, 1).unsqueeze(1) for x in (layer.k_pages, layer.v_pages))  # of one token
-    options = layer.options | {"sinks": None}  # which the part of the new keys has
+    options = layer.options | {"sinks": None}  # the part on the new keys includes the sinks
     assert layer.window is not None
     for b, first in zip(np.flatnonzero(chosen), starts.tolist(), strict=False):
         old = step.old[b]
@@ -171,7 +172,7 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
         if not len(old) or not count:
             continue
         at = slice(first, first + count)
-        # Aligned, the last of them stands at the last old key: `count` tokens before its own place
+        # Bottom-right alignment puts the last of these queries at the last old key, `count` tokens too early
         mask = Mask.sliding_window(layer.window - 1 - count, None, align="bottom-right")
         places = old[None], [len(old)], [0, count]
         part = attention_paged(q[at], k_pages, v_pages, *places, mask=mask, return_lse=True, **options)
@@ -180,7 +181,7 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
 
 
 def _with_one_new_token(layer: Layer, several: Tensor | None) -> Tensor:
-    """The outputs of all sequences, from those with several new tokens, and rings that hold all keys of the others."""
+    """The outputs of all sequences: `several` for sequences with several new tokens; for the others, from the rings."""
     step, queries = layer.step, layer.step.queries
     one = queries == 1
     rows = _rows(step, one)

@@ -1,4 +1,4 @@
-"""Where the sequences of a step of continuous batching lie in transformers' paged cache, for a group of layers."""
+"""The places of sequences in transformers' paged cache, for one step of continuous batching and a group of layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 class Step(NamedTuple):
     """The sequences of a step, B of them. All layers of a group share it.
 
-    starts: (B + 1,), the first packed row of each sequence's new tokens, and their total. past: (B,), the keys before
-    these that are attended. table: None if no sequence has such keys; else (B, most pages), the pages of all keys;
-    rings have a table of the sequences with one new token only. old: for rings, the places of each sequence's keys
-    before the new ones, in the order of the tokens; else empty.
+    starts: (B + 1,), the first packed row of each sequence's new tokens, and their total. past: (B,), the number of
+    attended keys before the new tokens. table: None if no sequence has such keys; else (B, most pages), the pages of
+    all keys; for rings, only of the sequences with one new token. old: for rings, the places of each sequence's keys
+    before the new tokens, in the order of the tokens; else empty.
     """
 
     starts: np.ndarray
@@ -32,10 +32,10 @@ class Step(NamedTuple):
 def step_of(bounds: tuple[Tensor, Tensor], read: Tensor, write: Tensor, table: Any, page: int, ring: bool) -> Step:
     """The step of a group of layers.
 
-    bounds: cu_seq_lens of queries and keys. read: the places (rows of the cache) of the keys of all sequences, one
-    behind the other; empty if no sequence has keys yet. write: the places of the new keys. table: transformers' block
-    table, or None. page: tokens of a page. ring: whether each sequence keeps its newest tokens in a ring of rows. Then
-    the places to read end with one entry without meaning for each new token.
+    bounds: cu_seq_lens of queries and keys. read: the concatenated places (rows of the cache) of the keys of all
+    sequences; empty if no sequence has keys yet. write: the places of the new keys. table: transformers' block table,
+    or None. page: tokens of a page. ring: whether each sequence keeps its newest tokens in a ring of rows. If so, a
+    sequence's places to read end with one meaningless entry for each new token.
     """
     starts, key_starts = (x.cpu().numpy().astype(np.int64) for x in bounds)
     past = np.diff(key_starts) - np.diff(starts)
@@ -52,7 +52,7 @@ def step_of(bounds: tuple[Tensor, Tensor], read: Tensor, write: Tensor, table: A
 
 
 def _pages(places: np.ndarray, key_starts: np.ndarray, page: int) -> np.ndarray:
-    """The pages of each sequence, whose keys fill one page after the other: every page begins with one of its keys."""
+    """The pages of each sequence, whose keys fill one page after the other, so that every page begins with a key."""
     parts = [places[first:stop:page] // page for first, stop in pairwise(key_starts)]
     return _rows(parts)
 
@@ -63,12 +63,14 @@ def _ring(places: np.ndarray, page: int) -> np.ndarray:
     A single query attends all keys of its ring, so that their order does not matter.
     """
     pages, rows = places // page, places % page
-    full = pages[rows == len(places) % page]  # a page that is not full ends before this row, which the others have
+    full = pages[
+        rows == len(places) % page
+    ]  # a page that is not full ends before this row; all other pages have this row
     return np.append(full, np.setdiff1d(pages[rows == 0], full))
 
 
 def _rows(parts: list[np.ndarray]) -> np.ndarray:
-    """The parts as rows of one table, filled up with 0."""
+    """The parts as rows of one table, padded with 0."""
     table = np.zeros((len(parts), max(map(len, parts), default=0)), np.int64)
     for row, part in zip(table, parts, strict=True):
         row[: len(part)] = part

@@ -1,8 +1,8 @@
-"""Translates transformers' mask functions into redblue's masks.
+"""Translate transformers' mask functions to redblue's masks.
 
-A mask function of transformers says for one (batch entry, head, query, key) whether the query attends the key. The
-functions are closures that factories of `transformers.masking_utils` make, so a function is recognised by its code,
-and its parameters are read from its closure. A function that is not recognised raises Unknown; `tiles` lowers it.
+A mask function of transformers returns for one (batch entry, head, query, key) whether the query attends the key. The
+functions are closures that factories of `transformers.masking_utils` make. So this module recognises a function by its
+code and reads its parameters from its closure. Other functions raise Unknown; `tiles` lowers them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     """The queries and keys of a call, by their positions in the sequence.
 
     q_first, k_first: the positions of the first query and of the first key. documents: (batch, n) the number of each
-    token's document if mask functions see positions that start anew in each document; `positions` are these.
+    token's document, if mask functions get `positions` that restart in each document.
     """
 
     batch: int
@@ -97,7 +97,7 @@ def _per_batch(masks: list[Mask]) -> Mask:
 
 
 def _window(place: Place, left: int | None, right: int | None) -> Mask:
-    """Query i attends the keys from `left` before to `right` after its own position. Raises Unknown if none can."""
+    """Query i attends keys from `left` before to `right` after its position. Raises Unknown for an empty window."""
     if (left is not None and left < 0) or (right is not None and right < 0):
         raise Unknown
     shift = place.q_first - place.k_first
@@ -118,7 +118,7 @@ def equal_labels(queries: np.ndarray, keys: np.ndarray) -> Mask:
         place = places.get(label)
         if place is None:
             merged.append((0, count))
-        elif place < done:  # behind a run that has been merged
+        elif place < done:  # before a run that has been merged already
             raise Unknown
         else:
             merged += [(n, 0) for n in lengths[done:place]]
@@ -148,7 +148,7 @@ def _rows(tensor: Any, batch: int) -> np.ndarray:
     return np.broadcast_to(array, (batch, array.shape[-1]))
 
 
-# The readers: from a closure's parameters to a mask ------------------------------------------------------------------
+# The readers: functions of a closure's parameters that return a mask --------------------------------------------------
 
 
 def _all_of(held: dict[str, Any], place: Place) -> Mask:
@@ -162,7 +162,7 @@ def _all_of(held: dict[str, Any], place: Place) -> Mask:
 
 
 def _both(a: Mask, b: Mask) -> Mask:
-    """Both masks; a window on whole documents becomes the window of each document, which is laid out faster."""
+    """Both masks; a window and documents become a window within each document, whose pattern is faster."""
     count = max(math.prod(a.lead), math.prod(b.lead))
     if count > 1:
         return _per_batch([_both(_entry(a, i), _entry(b, i)) for i in range(count)])
@@ -210,7 +210,7 @@ def _chunked(held: dict[str, Any], place: Place) -> Mask:
         queries, keys = queries // size, keys // size
         first = min(queries.min(initial=0), keys.min(initial=0))  # left padding has negative chunks
         queries, keys = queries - first, keys - first
-        if place.documents is not None:  # chunks begin anew in each document
+        if place.documents is not None:  # chunks restart in each document
             span = 1 + max(queries.max(initial=0), keys.max(initial=0))
             queries, keys = queries + span * place.documents[b], keys + span * place.documents[b]
         masks.append(equal_labels(queries, keys))
@@ -239,7 +239,7 @@ def _packed(held: dict[str, Any], place: Place) -> Mask:
 
 
 def _remapped(held: dict[str, Any], place: Place) -> Mask:
-    """A mask function of positions that start anew in each document. It holds within documents only."""
+    """A mask function of positions that restart in each document. It applies only within documents."""
     if place.documents is None or place.n_q != place.n_k:
         raise Unknown
     positions = _rows(held["position_ids"], place.batch)
@@ -291,7 +291,7 @@ _READERS = {
 
 @cache
 def _readers() -> dict[Any, Callable[[dict[str, Any], Place], Mask]]:
-    """The reader of each code object that transformers' factories give their functions."""
+    """The readers, by the code objects of the functions that transformers' factories return."""
     readers = {_code(name): reader for name, reader in _READERS.items() if _code(name) is not None}
     readers[masking_utils.causal_mask_function.__code__] = _causal
     readers[masking_utils.bidirectional_mask_function.__code__] = _everything

@@ -1,4 +1,4 @@
-"""Registers redblue's attention function and mask function with transformers."""
+"""Register redblue's attention function and mask function with transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "redblue"
 
 
 class Registration:
-    """The entries of `register` in transformers' two registries, removed by `undo`. As a context, it undoes itself."""
+    """The entries of `register` in transformers' two registries, removed by `undo`, or at the end of a `with` block."""
 
     def undo(self) -> None:
         """Remove redblue from transformers' registries. Further calls do nothing.

@@ -11,7 +11,7 @@ from redblue.base.errors import RedblueError
 
 
 def selected_keys(indices: Tensor, attention_mask: Tensor | None, n_k: int) -> Tensor:
-    """Boolean (batch, 1, n_q, n_k): the mask, less the keys that a query's indices (batch, n_q, count) leave out."""
+    """Boolean (batch, 1, n_q, n_k): the mask without keys that a query's indices (batch, n_q, count) do not select."""
     if indices.dim() != 3:
         raise RedblueError(f"indices must be (batch, queries, keys of a query), got {tuple(indices.shape)}")
     chosen = indices.new_zeros((*indices.shape[:2], n_k), dtype=torch.bool)
@@ -20,9 +20,9 @@ def selected_keys(indices: Tensor, attention_mask: Tensor | None, n_k: int) -> T
 
 
 def selected_blocks(module: Any, blocks: Tensor, attention_mask: Tensor | None, n_k: int, heads: int) -> Tensor:
-    """Boolean (batch, heads, n_q, n_k): the mask, less the blocks of keys that are not selected.
+    """Boolean (batch, heads, n_q, n_k): the mask without the blocks of keys that are not selected.
 
-    blocks (batch, groups of heads, n_q, count): numbers of blocks; -1 stands for none.
+    blocks (batch, groups of heads, n_q, count): numbers of blocks; -1 selects no block.
     """
     size = getattr(getattr(module, "indexer", None), "block_size", None)
     if size is None or blocks.dim() != 4:
@@ -31,7 +31,7 @@ def selected_blocks(module: Any, blocks: Tensor, attention_mask: Tensor | None, 
             f"{tuple(blocks.shape)} of {type(module).__name__}"
         )
     count = -(-n_k // size)
-    chosen = blocks.new_zeros((*blocks.shape[:3], count + 1), dtype=torch.bool)  # the last one takes the -1
+    chosen = blocks.new_zeros((*blocks.shape[:3], count + 1), dtype=torch.bool)  # index -1 marks the extra last entry
     chosen = chosen.scatter(-1, blocks.long().masked_fill(blocks < 0, count), True)[..., :count]
     chosen = chosen.repeat_interleave(size, -1)[..., :n_k].repeat_interleave(heads // blocks.shape[1], 1)
     return _within(chosen, attention_mask)

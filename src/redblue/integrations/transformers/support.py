@@ -15,9 +15,9 @@ from transformers.utils.import_utils import is_tracing
 def follows_sdpa(modeling_module: str) -> bool:
     """Whether the models of a module follow the conventions of PyTorch's SDPA.
 
-    These are: masks may be boolean, and a layer without a mask is causal if its `is_causal` says so. Other models are
-    written for floating masks only: they may join a mask with floating numbers, or extend it by zeros that stand for
-    attended keys; and a layer without a mask attends all keys.
+    By these conventions, masks may be boolean, and a layer without a mask is causal if its `is_causal` is True. Other
+    models support floating masks only: they may join a mask with floating numbers, or extend it by zeros for attended
+    keys; and a layer without a mask attends all keys.
     """
     return _follows_sdpa(modeling_module)
 

@@ -1,4 +1,4 @@
-"""Lowers a mask function that is not recognised: it is evaluated for some queries at a time, and one bit is kept."""
+"""Lower a mask function that is not recognised: evaluate it for some queries at a time, and keep one bit per pair."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def _evaluated(function: Callable, place: Place, first: int, count: int, use_vma
         )
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise RedblueError(f"the mask function {function!r} cannot be evaluated by tiles: {error}") from error
-    assert isinstance(tile, torch.Tensor)  # only a mask that may be skipped is None
+    assert isinstance(tile, torch.Tensor)  # only masks that may be skipped are None
     return tile[:, 0].expand(place.batch, count, place.n_k).cpu().numpy()

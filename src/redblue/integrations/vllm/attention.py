@@ -21,9 +21,9 @@ CACHE_TYPES = ("auto", "float16", "bfloat16")
 
 
 class RedblueAttention(AttentionImpl):
-    """The attention of a decoder's layer, on the cache, or of an encoder-only model's, which has no cache.
+    """The attention of a decoder's layer, which reads the cache, or of an encoder-only model's layer, without a cache.
 
-    Raises RedblueError, naming the argument, for an option that redblue does not compute.
+    Raises RedblueError, naming the argument, for an unsupported option.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class RedblueAttention(AttentionImpl):
     ) -> Tensor:
         """Write the attention of query (tokens, H, d) into output (tokens, H, d_v), and return it.
 
-        kv_cache (blocks, key heads, block, d + d_v) holds the keys and values of all tokens already. key and value,
-        those of the queries' tokens, are read by encoder-only models only. Without metadata, in vLLM's rehearsals
-        before the first request, the output is zero.
+        kv_cache (blocks, key heads, block, d + d_v) already holds the keys and values of all tokens. Only encoder-only
+        models read key and value, which belong to the queries' tokens. Without metadata, in vLLM's dry runs before the
+        first request, the output is zero.
         """
         if output_scale is not None or output_block_scale is not None:
             raise RedblueError(f"output_scale and output_block_scale must be None: no quantized output; {ADVICE}")
@@ -117,7 +117,7 @@ def _check(
     num_heads: int,
     others: dict[str, Any],
 ) -> None:
-    """Raise RedblueError for what this backend does not serve."""
+    """Raise RedblueError for options that this backend does not support."""
     if attn_type not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY):
         raise RedblueError(
             f"attn_type must be decoder or encoder_only, got {AttentionType(attn_type).value}: redblue does not serve "
@@ -131,13 +131,17 @@ def _check(
     if alibi_slopes is not None and attn_type != AttentionType.DECODER:
         _check_alibi(causal=False)
     if sinks is not None and tuple(sinks.shape) != (num_heads,):
-        raise RedblueError(f"sinks must be one for each of {num_heads} heads, got shape {tuple(sinks.shape)}")
+        raise RedblueError(f"sinks must have one entry for each of {num_heads} heads, got shape {tuple(sinks.shape)}")
     unknown = [name for name, option in others.items() if option is not None and option is not False]
     if unknown:
         raise RedblueError(f"redblue's attention for vLLM has no option {', '.join(unknown)}; {ADVICE}")
 
 
 def _check_alibi(causal: bool) -> None:
-    """vLLM's slopes multiply key position - query position, redblue's -|distance|: the same up to the diagonal only."""
+    """Raise RedblueError unless attention is causal.
+
+    vLLM's slopes multiply key position - query position, redblue's slopes multiply -|distance|. The two are equal only
+    up to the diagonal.
+    """
     if not causal:
         raise RedblueError(f"alibi_slopes need causal attention; {ADVICE}")

@@ -15,13 +15,13 @@ from redblue.integrations.vllm.metadata import RedblueMetadataBuilder
 class RedblueBackend(AttentionBackend):
     """vLLM's attention on CPUs, computed by redblue: any head size and any block size, in the model's number type."""
 
-    forward_includes_kv_cache_update = False  # vLLM calls do_kv_cache_update for layers with a cache of their own
+    forward_includes_kv_cache_update = False  # vLLM calls do_kv_cache_update for layers that have their own cache
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = list(CACHE_TYPES)
 
     @staticmethod
     def get_name() -> str:
-        return "CPU_ATTN"  # vLLM looks the name up among its own
+        return "CPU_ATTN"  # vLLM accepts only names of its own backends
 
     @staticmethod
     def get_impl_cls() -> type[RedblueAttention]:

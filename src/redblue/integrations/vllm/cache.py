@@ -1,8 +1,8 @@
 """vLLM's cache of keys and values as pages for `attention_paged`.
 
-vLLM allocates (blocks, key heads, block, d + d_v) for each layer. As in its own backend for CPUs, the memory of a head
-in a block holds the keys of the block, one row of d after the other, and behind them the values. So the kernel reads
-each head's keys of a page as one run of words.
+vLLM allocates (blocks, key heads, block, d + d_v) for each layer. As in vLLM's own backend for CPUs, the memory of a
+head in a block holds all keys of the block, in rows of d words, and then all values. So the kernel reads each head's
+keys of a page as one contiguous range.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from redblue.base.errors import RedblueError
 def pages_of(kv_cache: Tensor, d: int) -> tuple[Tensor, Tensor]:
     """Views of the cache: k_pages (blocks, block, key heads, d) and v_pages (blocks, block, key heads, d_v).
 
-    Raises RedblueError for a cache of another shape, and for one whose heads are not contiguous.
+    Raises RedblueError for a cache of another shape, and for a cache whose heads are not contiguous.
     """
     if kv_cache.dim() != 4 or kv_cache.shape[-1] <= d:
         wanted = f"(blocks, key heads, block, d + d_v) with d = {d}"
-        raise RedblueError(f"kv_cache must be {wanted}, got {tuple(kv_cache.shape)}: is it of another version of vLLM?")
+        raise RedblueError(
+            f"kv_cache must be {wanted}, got {tuple(kv_cache.shape)}: does it come from another version of vLLM?"
+        )
     rows, both = kv_cache.shape[2:]
     if kv_cache.stride()[2:] != (both, 1):
         raise RedblueError(f"kv_cache must hold each head of a block contiguously, got strides {kv_cache.stride()}")
@@ -31,7 +33,7 @@ def pages_of(kv_cache: Tensor, d: int) -> tuple[Tensor, Tensor]:
 def write(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     """Write new keys and values (tokens, key heads, width) at their slots: block * rows per block + row.
 
-    slots: (tokens,) whole numbers. A negative slot is that of a token that only pads the batch: it is not written.
+    slots: (tokens,) whole numbers. A token with a negative slot only pads the batch and is not written.
     """
     k_pages, v_pages = pages_of(kv_cache, key.shape[-1])
     key, value = key[: len(slots)], value[: len(slots)]

@@ -1,4 +1,4 @@
-"""What a batch of requests in vLLM tells the attention of each layer."""
+"""The metadata of a batch of vLLM's requests, which the attention of each layer reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import (  # pyright: ignore[reportMissingImports]
 from redblue.base.errors import RedblueError
 from redblue.integrations.vllm.variable import ADVICE, VARIABLE
 
-logger = init_logger("vllm.redblue")  # shown as vLLM's own lines are
+logger = init_logger("vllm.redblue")  # formatted like vLLM's own lines
 
 
 @dataclass
@@ -24,7 +24,8 @@ class RedblueMetadata:
     """One batch of requests, B of them, for all layers.
 
     query_start_loc (B + 1,): the first token of each request, and their total. seq_lens (B,): the keys of each request.
-    block_table (B, most blocks): its blocks. slot_mapping: a slot of the cache for each token. causal: or two-sided.
+    block_table (B, most blocks): its blocks. slot_mapping: a slot of the cache for each token. causal: True for causal,
+    False for two-sided attention.
     """
 
     query_start_loc: Tensor
@@ -54,7 +55,7 @@ class RedblueMetadataBuilder(AttentionMetadataBuilder):
         batch, requests = common_attn_metadata, common_attn_metadata.num_reqs
         if isinstance(batch.causal, Tensor):
             raise RedblueError(f"causal must be one flag for all requests of a batch, got a tensor; {ADVICE}")
-        for name in ("mm_req_doc_ranges", "rswa_prefix_lens"):  # masks that vLLM's own kernel for CPUs ignores, too
+        for name in ("mm_req_doc_ranges", "rswa_prefix_lens"):  # vLLM's own kernel for CPUs ignores these masks, too
             if getattr(batch, name, None) is not None:
                 raise RedblueError(f"{name} must be None: redblue's attention for vLLM has no such mask; {ADVICE}")
         return RedblueMetadata(

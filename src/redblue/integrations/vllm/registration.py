@@ -1,4 +1,4 @@
-"""Puts redblue in the place of vLLM's attention on CPUs, if the user asks for it."""
+"""Replace vLLM's attention on CPUs by redblue, if the user requests it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ BACKEND = "redblue.integrations.vllm.backend.RedblueBackend"
 def register() -> None:
     """Make redblue vLLM's CPU_ATTN in this process, if the environment variable REDBLUE_VLLM is 1. May be called again.
 
-    vLLM calls this function in each of its processes: they inherit the variable, but not a call in the user's program.
-    Raises RedblueError for another value of the variable than 0 and 1, for a vLLM whose classes are not those that the
-    plug-in was written for, and for a vLLM that does not run on CPUs.
+    vLLM calls this function in each of its processes, which inherit the variable. (A call in the user's program would
+    not reach them.)
+    Raises RedblueError for a value of the variable other than 0 and 1, for a vLLM whose classes differ from those that
+    the plug-in was written for, and for a vLLM that does not run on CPUs.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):

@@ -1,4 +1,4 @@
-"""Lets redblue's threads run on all CPUs that vLLM gives to a worker process."""
+"""Start redblue's threads so that they may run on all CPUs that vLLM assigns to a worker process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TASKS = Path("/proc/self/task")
 def start_workers() -> None:
     """Start redblue's threads, if this thread is pinned to fewer CPUs than the threads of PyTorch together.
 
-    OpenMP pins each of its threads to a CPU if KMP_AFFINITY or GOMP_CPU_AFFINITY says so, as in vLLM's workers, the
-    main thread included. A new thread inherits the CPUs of the thread that starts it: redblue's, started by the main
-    thread, would all share its CPU. They are started by a thread that may use the CPUs of all pinned threads.
+    If KMP_AFFINITY or GOMP_CPU_AFFINITY is set, as in vLLM's workers, OpenMP pins each of its threads to a CPU, the
+    main thread included. A new thread inherits the CPUs of its parent, so redblue's threads would all share the main
+    thread's CPU. Therefore a thread that may use the CPUs of all pinned threads starts them.
     """
     _start_workers_of(os.getpid())
 
@@ -36,7 +36,7 @@ def _start_workers_of(process: int) -> None:
 
 
 def pinned_cpus() -> set[int]:
-    """The CPUs of the threads that are pinned like this one, together; empty if this thread is not pinned."""
+    """The union of the CPUs of all threads that are pinned like this one; empty if this thread is not pinned."""
     if not TASKS.is_dir():  # not on Linux
         return set()
     torch.ones(1 << 20).add_(1)  # a parallel region, in which OpenMP starts its threads
@@ -49,13 +49,13 @@ def pinned_cpus() -> set[int]:
 def _cpus(thread: int) -> set[int]:
     try:
         return os.sched_getaffinity(thread)
-    except ProcessLookupError:  # it has ended
+    except ProcessLookupError:  # the thread has ended
         return set()
 
 
 def _start(cpus: set[int]) -> None:
     os.sched_setaffinity(0, cpus)
-    _core.use_openmp_of("")  # else a team of OpenMP would do this call
+    _core.use_openmp_of("")  # otherwise OpenMP's threads would run this call
     try:
         x = torch.zeros(1, 4 * len(cpus), 64, 64)
         attention(x, x, x)

@@ -1,4 +1,4 @@
-"""Describes NumPy arrays for the compiled core, by an address and the strides in elements."""
+"""Descriptions of NumPy arrays for the compiled core: an address and strides in elements."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A schedule's own search assumes a cache that the program controls word by word. A hardware cache works in lines and
 evicts the least recently used one. Until a tile's line is used again, every line touched in between must fit beside it,
-including slices that have already streamed by. So a phase of a kernel states the words that it touches between two uses
-of a tile's line, and the search chooses among the tiles for which this number is at most the cache's size.
+including slices that have already streamed by. So a Phase of a kernel gives the number of words touched between two
+uses of a tile's line, and the search chooses among the tiles for which this number is at most the cache's size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from redblue.schedules.search import cheapest, edges
 AXES = {"rows": "n_q", "cols": "n_k", "out_rows": "n_q", "out_cols": "d_v", "dq_rows": "n_q", "dq_cols": "d"}
 AXES |= {"dkv_cols": "n_k", "dk_rows": "n_k", "dk_cols": "d", "dv_rows": "n_k", "dv_cols": "d_v"}
 LINE_BYTES = 64
-P_BYTES = 64 << 20  # of P in memory at once if the plan chooses the tile; one block of rows may take more
+P_BYTES = 64 << 20  # most bytes of P in memory at once if the plan chooses the tile; one block of rows may take more
 # Keys of a tile of scores: FEW_KEYS in calls with few rows, else SCORE_KEYS, the number of rows of a micro-kernel.
 FEW_KEYS, SCORE_KEYS = 4, 6
 NEVER = 2**62  # words, more than any cache has: excludes a tile
@@ -81,7 +81,8 @@ def tiles_for(schedule: str, problem: Problem, words: int, row: Row) -> Tile | S
     known = tiled_kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
-            f"no compiled kernel runs {schedule} {problem.direction}; those with one: {', '.join(known) or 'none'}"
+            f"no compiled kernel runs {schedule} {problem.direction}; schedules with a kernel: "
+            f"{', '.join(known) or 'none'}"
         )
     definition, ways = schedules.get(schedule), list(_ways(schedule, problem, row))
     least = [
@@ -123,7 +124,7 @@ def plan_spilled(
 def _fill(
     definition: schedules.Schedule, problem: Problem, words: int, phases: list[Phase], multiple: Mapping[str, int]
 ) -> Any:
-    """Choose the edges of one phase after the other: those that move the fewest words and hold at most `words`."""
+    """Choose the edges of one phase after the other: the edges that move the fewest words and hold at most `words`."""
     stream, cost = problem.one_stream(), definition.direction(problem).cost
     tiles = definition.make_tiles(problem, multiple)
     for phase in phases:
@@ -137,7 +138,7 @@ def _fill(
 
 
 def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phase], dict[str, int]]]:
-    """The ways to run a kernel, as its phases and, for every edge of its tiles, the number of which it is a multiple.
+    """Yield the ways to run a kernel: its phases, and for every edge of its tiles the number that it is a multiple of.
 
     `flash` forward has one way for few rows and one for panels. Schedules that write P have one way per depth.
     """

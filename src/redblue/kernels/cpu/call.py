@@ -58,7 +58,7 @@ class Edges(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """The keys that queries attend: query i attends, of keys i + first .. i + end - 1, those in the pattern.
+    """The keys that queries attend: query i attends the keys of the pattern among keys i + first .. i + end - 1.
 
     pattern: None if there is only the band. by_query: the same pattern for unstacked queries, which the gradient of a
     bias needs. edges: the pairs that attend, if pairs are gathered. held: the arrays that the addresses point into.
@@ -121,7 +121,7 @@ def isa() -> _core.Isa:
 def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False, cores: int = 0) -> Tile:
     """The plan's tile for this call. Lengths are rounded up to powers of two, so that few tiles are planned.
 
-    cores: that the tasks shall occupy; 0: this machine's.
+    cores: the number of cores that the tasks occupy; 0: this machine's cores.
     """
     return _planned(direction, sizes, dtype, isa(), sparse, cores)
 
@@ -177,7 +177,7 @@ def pack_tile(tile: AnyTile) -> _core.Tiles:
 
 
 def tile_fields(tile: AnyTile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of _core.Tiles, and those of its SpillTiles: empty for a schedule that does not write P."""
+    """The fields of _core.Tiles, and the fields of its SpillTiles: empty for a schedule that does not write P."""
     if isinstance(tile, TwoPassTile):
         return {"rows": tile.rows, "cols": tile.dkv_cols, "dq_cols": tile.cols}, {}
     if isinstance(tile, SpillTile):
@@ -224,9 +224,9 @@ def forward(
 ) -> tuple[int, int]:
     """Write out and lse. Returns the words read and written between tiles and arrays.
 
-    lse has the type of sums: float64 for float64 arrays, else float32. So do arrays in `options` whose number type is
-    not an option of its own. schedule: "hybrid" and "small_cache" write P to memory that the core allocates; any other
-    name runs `flash`, or gathers if the mask is given as pairs. options: keyword arguments of _core.Call, which
+    lse has the type of sums: float64 for float64 arrays, else float32. Arrays in `options` also have this type, unless
+    another option gives their type. schedule: "hybrid" and "small_cache" write P to memory that the core allocates; any
+    other name runs `flash`, or gathers if the mask is given as pairs. options: keyword arguments of _core.Call, which
     refuses unknown names.
     """
     call = _core.Call(
@@ -273,7 +273,7 @@ def backward(
 ) -> tuple[int, int]:
     """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays.
 
-    delta: the row sums of dout * out, less dlse; shaped like lse. dbias has lse's type; its words are not counted.
+    delta: the row sums of dout * out, minus dlse; shaped like lse. dbias has lse's type; its words are not counted.
     schedule: as in forward, except that `flash_onepass` runs instead of `flash`. Give a TwoPassTile as `tile` to run
     `flash`, in two passes. options: as in forward, and dlse and dbias.
     """

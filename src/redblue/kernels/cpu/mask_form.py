@@ -47,8 +47,8 @@ def attended(
 ) -> Attended:
     """The mask in the form that the core takes. Raises RedblueError for a mask that does not fit the sizes.
 
-    schedule: "flash" takes tiles, "gather" pairs, "auto" the cheaper of both. A bias's gradient is summed tile by tile,
-    whatever the schedule. lse: forward's, for backward. Where it is large, "auto" takes the form that forward took,
+    schedule: "flash" takes tiles, "gather" pairs, "auto" the cheaper of the two. A bias's gradient is always summed
+    tile by tile. lse: the forward result, for backward. Where it is large, "auto" takes the form that forward took,
     because both passes must round scores alike.
     """
     if schedule == "gather" and not bias_gradient:
@@ -72,7 +72,7 @@ def attended(
 
 
 def _is_large(lse: np.ndarray) -> bool:
-    """Whether some log-sum-exp is so large that its rounding shows."""
+    """Whether some log-sum-exp is so large that its rounding affects the gradients."""
     size = np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0)
     return bool(size * np.finfo(lse.dtype).eps > LARGE)
 
@@ -82,9 +82,11 @@ def check_lead(mask: Mask, sizes: Sizes) -> None:
     full = (*sizes.lead, sizes.kv_heads * sizes.group)
     lead = (1,) * (len(full) - len(mask.lead)) + mask.lead
     if len(lead) != len(full) or any(a not in (1, b) for a, b in zip(lead, full, strict=True)):
-        raise RedblueError(f"the mask is one for each of {mask.lead}, which must broadcast to (..., heads) = {full}")
+        raise RedblueError(f"the mask has planes of shape {mask.lead}, which must broadcast to (..., heads) = {full}")
     if per_head(mask) and sizes.group > 1:
-        raise RedblueError("heads that share a key head must have one mask: repeat k and v for masks of their own")
+        raise RedblueError(
+            "heads that share a key head must have one mask: repeat k and v to give heads different masks"
+        )
 
 
 def per_head(mask: Mask | None) -> bool:
@@ -109,7 +111,7 @@ def in_pairs(mask: Mask, sizes: Sizes) -> Attended:
     return Attended(-sizes.n_q, sizes.n_k + 1, Pattern(0, 0, 0, planes, 1, 0, 1, False), edges=edges, held=arrays)
 
 
-@lru_cache(maxsize=2 * KEPT)  # both directions
+@lru_cache(maxsize=2 * KEPT)  # twice KEPT, for both directions
 def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
     """Whether gathering the pairs costs less than computing tiles."""
     rules, stream_planes = planes(mask.rule)

@@ -1,4 +1,4 @@
-"""Calls the compiled core's attention on keys that lie in pages."""
+"""Calls of the compiled core's attention on keys that lie in pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cache(NamedTuple):
 
 @lru_cache(maxsize=256)
 def tile_for(kv_heads: int, group: int, d: int, d_v: int, dtype: str) -> Tile:
-    """The plan's tile. It depends on the shape of heads alone, so that no sequence's result depends on the others."""
+    """The plan's tile. It depends only on the heads, so no sequence's result depends on the other sequences."""
     return plan_tile("forward", Sizes((), kv_heads, group, PLANNED, PLANNED, d, d_v), dtype)
 
 
@@ -40,7 +40,7 @@ def call_of(
     tile: Tile | None = None,
     **options: Any,
 ) -> _core.PagedCall:
-    """The core's call. sizes: those of one sequence, with one leading dimension of sequences.
+    """The core's call. sizes: the sizes of one sequence, with one leading dimension of sequences.
 
     q, out, lse: (heads, queries of all sequences, width). options: keyword arguments of _core.Call.
     """
@@ -67,5 +67,5 @@ def forward(call: _core.PagedCall, row: _core.Isa | None = None) -> tuple[int, i
 
 
 def forward_on(call: _core.PagedCall, threads: int, *addresses: int) -> tuple[int, int]:
-    """As `forward`, with other threads and with q, k, v, out and lse at these addresses. lse: 0 for none."""
+    """Run `forward` with this number of threads and with q, k, v, out and lse at these addresses. lse: 0 for none."""
     return _core.attention_paged_on(isa(), call, threads, *addresses)

@@ -1,7 +1,7 @@
-"""Plans the tiles of the CPU kernels for this machine's caches.
+"""Plan the tiles of the CPU kernels for this machine's caches.
 
-The kernels run `flash` forward and `flash_onepass` backward, as defined in redblue.schedules. In a tile, queries stay
-in cache forward, and keys stay backward. Their number minimizes the words moved between the last cache and main memory:
+The kernels run `flash` forward and `flash_onepass` backward, as defined in redblue.schedules. Forward, the queries of a
+tile stay in cache; backward, its keys. Their number minimizes the words moved between the last cache and main memory:
 the schedule's own search chooses it for the usable part of a core's share of the last cache. A tile of scores fits
 the first cache. Traffic between the caches needs no plan, because it keeps up with the arithmetic.
 """
@@ -76,8 +76,8 @@ class TwoPassTile(NamedTuple):
 class SpillTile(NamedTuple):
     """The tiles of a schedule that writes P to memory, `hybrid` or `small_cache`, with the edges of its closed form.
 
-    out_rows, out_cols: the tile of the output, and backward that of dQ. stays: whether queries stay in cache while P is
-    computed, as in `hybrid`. chunk: queries whose P is in memory at once. The schedule's span is always all keys.
+    out_rows, out_cols: the tile of the output; backward, the tile of dQ. stays: whether queries stay in cache while P
+    is computed, as in `hybrid`. chunk: queries whose P is in memory at once. The schedule's span is always all keys.
     """
 
     stays: bool
@@ -144,7 +144,8 @@ def plan(
     """The tile for `streams` streams of `rows` stacked queries and `keys` keys.
 
     lanes: queries that the kernel computes at once. packed_bytes: bytes of a number in the kernel's panels. sparse:
-    whether the mask is a list of runs rather than a band. cores: that the tasks shall occupy; 0: this machine's.
+    whether the mask is a list of runs rather than a band. cores: the number of cores that the tasks occupy; 0: this
+    machine's cores.
     """
     first, last = cache_bytes()
     # A tile of scores fills at most the first cache; scores have the type of sums, of at least 4 bytes. Panels may be

@@ -18,8 +18,8 @@ class TaskList(NamedTuple):
     """The tasks of a call, in the order in which threads take them.
 
     stream, start, size, piece (tasks,): a task computes `size` stacked rows (forward) or keys (backward) of a stream
-    from `start` on, forward with one piece of the keys. tile: the plan's. lanes: rows of a panel, which the kernel
-    computes at once. mask: the band of keys that a query attends.
+    from `start` on; forward, with one piece of the keys. tile: the plan's tile. lanes: rows of a panel, which the
+    kernel computes at once. mask: the band of keys that a query attends.
     """
 
     stream: np.ndarray
@@ -34,7 +34,7 @@ class TaskList(NamedTuple):
 def list_tasks(problem: Problem, threads: int, cores: int = 0) -> TaskList:
     """The tasks of `flash` forward, or of `flash_onepass` backward, on `threads` threads.
 
-    cores: of the machine that the tile is planned for, each with this machine's caches; 0: this machine. Raises
+    cores: number of cores that the tile is planned for, each with this machine's caches; 0: this machine's. Raises
     NotCovered for a mask other than a band, and for the direction gradient_x, which no kernel computes.
     """
     direction = problem.direction

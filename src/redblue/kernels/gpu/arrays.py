@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 class Array(NamedTuple):
-    """A tensor (batch, heads, rows, columns) as kernels take it: its first element, and its strides in elements."""
+    """A tensor (batch, heads, rows, columns) in the form for kernels: its first element, and strides in elements."""
 
     at: Any
     batch: Any
@@ -28,17 +28,17 @@ class Array(NamedTuple):
 def head_of(x, batch, head, ALIGN: tl.constexpr = 1):
     """The array of one head and the heads after it: x.at points to the head's first row.
 
-    ALIGN: from `alignment` (launch.py). Triton knows of run-time strides only whether 16 divides them. If not, it would
-    load one element at a time, and copy nothing ahead.
+    ALIGN: from `alignment` (launch.py). Triton itself detects only run-time strides that are multiples of 16. Otherwise
+    it would load one element at a time, without prefetching.
     """
-    if ALIGN > 1 and ALIGN < 16:  # 16 is seen
+    if ALIGN > 1 and ALIGN < 16:  # Triton detects 16 itself
         x = Array(x.at, multiple(x.batch, ALIGN), multiple(x.head, ALIGN), multiple(x.row, ALIGN), x.col)
     return Array(start(x, batch, head), x.batch, x.head, x.row, x.col)
 
 
 @triton.jit
 def multiple(i, OF: tl.constexpr):
-    """i, a multiple of OF, such that the compiler sees that it is one."""
+    """i, with a hint to the compiler that it is a multiple of OF."""
     return i // OF * OF
 
 
@@ -59,7 +59,7 @@ INTERPRETED = tl.constexpr(not isinstance(start, triton.JITFunction))
 
 @triton.jit
 def index(i, WIDE: tl.constexpr):
-    """Indices in 64 bits where offsets made of them could overflow 32."""
+    """Indices, in 64 bits if WIDE, because offsets computed from them could overflow 32 bits."""
     return i.to(tl.int64) if WIDE else i
 
 
@@ -71,7 +71,7 @@ def row_offsets(x, i_row, GROUP: tl.constexpr):
 
 @triton.jit
 def row_numbers(batch, head, kv_heads, n_q, i_row, GROUP: tl.constexpr):
-    """Places of rows in arrays of one number per row: (batch, heads, n_q)."""
+    """Indices of rows in arrays with one number per row: (batch, heads, n_q)."""
     return ((wide(batch) * kv_heads + head) * GROUP + i_row % GROUP) * n_q + i_row // GROUP
 
 
@@ -126,7 +126,7 @@ def load_from(x, offsets, m_row, begin, WIDTH: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def store(x, offsets, b_x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
-    """Store columns FROM .. FROM + WIDTH - 1 of the rows at `offsets`, those that exist."""
+    """Store columns FROM .. FROM + WIDTH - 1 of the rows at `offsets`, where row and column exist."""
     p_x = x.at + offsets[:, None] + ((tl.arange(0, WIDTH) + FROM).to(offsets.dtype) * x.col)[None, :]
     write(p_x, b_x, columns_mask(m_row, FROM, WIDTH, D))
 
@@ -148,7 +148,7 @@ def write(p_x, b_x, m_x):
 
 @triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr):
-    """acc + a b, summed in the type of acc. PRECISION: of the products of float32 numbers."""
-    if INTERPRETED and a.dtype == tl.bfloat16:  # which the interpreter would multiply as integers
+    """acc + a b, summed in the type of acc. PRECISION: the precision of products of float32 numbers."""
+    if INTERPRETED and a.dtype == tl.bfloat16:  # the interpreter would multiply bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)

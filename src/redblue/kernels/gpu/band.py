@@ -1,4 +1,4 @@
-"""Triton helpers for masks: which keys a block of rows attends, and which rows attend a block of keys.
+"""Triton helpers for masks: the keys that a block of rows attends, and the rows that attend a block of keys.
 
 A mask is a band (query i attends keys i + first .. i + end - 1) or lists of tiles (mask_lists.py).
 """
@@ -23,7 +23,7 @@ class Tiles(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tiles, as above, in which only keys (or rows) low .. high - 1 belong to the band."""
+    """Like Tiles, where only keys (or rows) low .. high - 1 belong to the band."""
 
     begin: Any
     stop: Any
@@ -64,7 +64,7 @@ def key_range(scores, first_row, last_row, n_k, GROUP: tl.constexpr, COLS: tl.co
 
 @triton.jit
 def row_range(scores, first_key, last_key, n_q, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """As key_range, with rows and keys exchanged: the rows that attend some of the keys, as four borders."""
+    """The rows that attend some of the keys, as four borders: key_range with rows and keys exchanged."""
     low, high, inner_low, inner_high = first_key * 0, n_q, first_key * 0, n_q
     if scores.end is not None:
         low = tl.maximum(0, first_key - scores.end + 1)
@@ -138,7 +138,7 @@ def attended_keys(scores, i_key, first, stop, GROUP: tl.constexpr):
 
 @triton.jit
 def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: tl.constexpr):
-    """As attended_keys, rounded outwards to blocks of KEYS keys."""
+    """Mask of the keys in blocks of KEYS keys that contain some attended key: attended_keys rounded outwards."""
     first_key = i_key // KEYS * KEYS
     last_key = tl.minimum(first_key + KEYS, n_k) - 1
     if scores.first is not None and scores.end is not None:
@@ -154,7 +154,7 @@ def attended_blocks(scores, i_key, first, stop, n_k, KEYS: tl.constexpr, GROUP: 
 
 @triton.jit
 def plane_at(lists, batch, head):
-    """Pointer to the number of the mask's plane that a stream sees."""
+    """Pointer to the number of the mask plane of a stream."""
     return lists.planes + wide(batch) * lists.plane_batch + wide(head) * lists.plane_head
 
 
@@ -174,7 +174,7 @@ def entries(p_starts, share, shares):
 
 @triton.jit
 def first_at_least(tiles, begin, stop, least):
-    """The first of entries begin .. stop - 1 whose tile is at least `least`, by bisection: tiles ascend."""
+    """The first of entries begin .. stop - 1 whose tile is at least `least`, by bisection, since tiles ascend."""
     while begin < stop:
         middle = (begin + stop) // 2
         later = tl.load(tiles + middle) < least
@@ -218,7 +218,7 @@ def first_of(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr):
 
 @triton.jit
 def first_of_slice(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr, DEPTH: tl.constexpr):
-    """As first_of, for loops that visit a listed tile in LENGTH // DEPTH slices of DEPTH. t counts slices."""
+    """first_of for loops that visit a listed tile in LENGTH // DEPTH slices of DEPTH. t counts slices."""
     PER: tl.constexpr = LENGTH // DEPTH
     if TILES == "full":
         return tl.load(lists.full + t // PER) * LENGTH + t % PER * DEPTH

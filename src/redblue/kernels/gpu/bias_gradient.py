@@ -1,4 +1,4 @@
-"""The gradient of a bias, by a kernel of its own that all schedules share.
+"""The gradient of a bias, in a separate kernel that all schedules share.
 
 A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient
 has the size n_q n_k, and no result depends on the order of programs. The gradient of a bias that all rows (or keys)
@@ -43,7 +43,7 @@ TENSOR_CORES, SCALAR = (64, 4), (32, 8)
 
 
 class Constants(NamedTuple):
-    """Numbers known at compile time that _tile needs. Construct it in the call of _tile, as flash's Constants."""
+    """Numbers known at compile time that _tile needs. Construct it in the call of _tile, like flash's Constants."""
 
     GROUP: Any
     D: Any
@@ -77,7 +77,7 @@ def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
 
 
 def _own(x: Tensor) -> Tensor:
-    """The tensor before it was expanded: index 0 of dimensions with stride 0."""
+    """The tensor without its broadcast dimensions: index 0 of dimensions with stride 0."""
     return x[tuple(slice(None, 1) if stride == 0 else slice(None) for stride in x.stride())]
 
 
@@ -88,7 +88,7 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
     """
     sizes, group, edge = task.sizes, task.sizes.group, EDGE
     batch, heads = sizes.lead[0], sizes.kv_heads * group
-    single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # rows of one head each
+    single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # each block has rows of one head
     lists = single.lists(edge, edge, "rows")
     dtype = str(task.q.dtype).removeprefix("torch.")
     width, warps = SCALAR if without_tensor_cores(dtype, card_of(task.q.device)) else TENSOR_CORES
@@ -157,7 +157,7 @@ def bias_gradient(
     n_q,
     n_k,
     batches,
-    heads,  # of queries
+    heads,  # query heads
     row_parts,
     col_parts,
     GROUP: tl.constexpr,
@@ -173,7 +173,7 @@ def bias_gradient(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a tile of the bias, or one part of the gradient if rows or keys share a number."""
+    """The gradient of a tile of the bias; one part of it if rows or keys share an element of the bias."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     row_tiles, col_tiles = tl.cdiv(n_q, EDGE), tl.cdiv(n_k, EDGE)
     pid = tl.program_id(0)
@@ -183,7 +183,7 @@ def bias_gradient(
     own_batch = plane * 0 if BATCH_SHARED else (plane if HEAD_SHARED else plane // heads)
     last_batch = batches if BATCH_SHARED else own_batch + 1
     last_head = heads if HEAD_SHARED else own_head + 1
-    # Where nothing is shared, each of these loops runs once
+    # Without broadcast dimensions, each of these loops runs once
     ds = tl.zeros((EDGE, EDGE), SUMS)
     for batch in range(own_batch, last_batch):
         for query_head in range(own_head, last_head):

@@ -1,7 +1,7 @@
 """The block of rows, or of keys, that a program of a kernel owns.
 
-A stream is one key head of one batch entry. A chunk is a run of streams, with the same rows of each: all rows of all
-streams, except in the kernels that spill (spilled/chunks.py).
+A stream is one key head of one batch entry. A chunk is the same rows of consecutive streams. Except in the kernels that
+spill (spilled/chunks.py), the only chunk holds all rows of all streams.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -22,12 +22,12 @@ class RowBlock(NamedTuple):
     batch: Any
     head: Any  # the key head
     local: Any  # the stream, counted from the chunk's first
-    index: Any  # of the block among the `blocks` blocks of its stream
+    index: Any  # number of the block among the `blocks` blocks of its stream
     blocks: Any
     i: Any  # (rows,): indices of the rows in their stream
     i_local: Any  # (rows,): indices of the rows in the chunk
     numbers: Any  # (rows,): indices of the rows in arrays (batch, heads, n_q)
-    first: Any  # the block's rows that exist are first .. stop - 1 of the stream
+    first: Any  # the block holds rows first .. stop - 1 of the stream
     stop: Any
 
 
@@ -37,10 +37,10 @@ class KeyBlock(NamedTuple):
     batch: Any
     head: Any
     local: Any  # the stream, counted from the chunk's first
-    index: Any  # of the block among the `blocks` blocks of its stream
+    index: Any  # number of the block among the `blocks` blocks of its stream
     blocks: Any
     i: Any  # (keys,): indices of the keys
-    first: Any  # the block's keys that exist are first .. stop - 1
+    first: Any  # the block holds keys first .. stop - 1
     stop: Any
 
 
@@ -50,7 +50,7 @@ def row_block(
 ):  # fmt: skip
     """The block of ROWS rows that program number `program` owns.
 
-    chunk: its first stream, its first row, and its number of rows of each stream. LAST_FIRST: whether the last block
+    chunk: its first stream, its first row, and its number of rows per stream. LAST_FIRST: whether the last block
     of a stream comes first, because it attends the most keys under a causal mask.
     """
     stream, row, rows = chunk
@@ -69,7 +69,7 @@ def row_block(
 
 @triton.jit
 def key_block(stream, n_k, kv_heads, program, KEYS: tl.constexpr):
-    """The block of KEYS keys that program number `program` owns. stream: the chunk's first."""
+    """The block of KEYS keys that program number `program` owns. stream: the chunk's first stream."""
     blocks = tl.cdiv(n_k, KEYS)
     index, local = program % blocks, program // blocks
     batch, head = (stream + local) // kv_heads, (stream + local) % kv_heads

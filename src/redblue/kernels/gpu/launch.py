@@ -17,13 +17,13 @@ from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 
-TMA_ALIGNED_BYTES = 16  # of addresses and strides
+TMA_ALIGNED_BYTES = 16  # alignment of addresses and strides
 
 
 class PlanOptions(NamedTuple):
-    """The options that a plan depends on, because a block needs more shared memory, registers or spilled memory.
+    """The options that a plan depends on, because they cost shared memory, registers or spilled memory.
 
-    Sinks and ALiBi's slopes take next to nothing and are not among them.
+    Sinks and ALiBi's slopes cost next to nothing, so they are left out.
     """
 
     bias: bool = False
@@ -31,9 +31,9 @@ class PlanOptions(NamedTuple):
     softcap: bool = False
     listed: bool = False  # a mask that is not a band
     aliased: bool = False  # paged values that are read as a slice of the keys
-    by_tma: bool = False  # whether the spilling kernels that load by TMA take the call, on a card that has it
-    by_gluon: str = ""  # "full" or "band": the mask of a call that the kernels in Gluon take, on cards that they run on
-    any_order: bool = False  # a backward call whose sums may be added in any order, which need not be reproducible
+    by_tma: bool = False  # whether the spilling kernels that load by TMA support the call, on a card with TMA
+    by_gluon: str = ""  # "full" or "band": the mask of a call that the Gluon kernels support, on cards that run them
+    any_order: bool = False  # whether a backward call may add sums in any order and so need not be reproducible
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Task:
     contiguous, in the type of the sums.
     """
 
-    sizes: Sizes  # of one leading dimension, the batch
+    sizes: Sizes  # with one leading dimension, the batch
     q: Tensor
     k: Tensor
     v: Tensor
@@ -55,9 +55,9 @@ class Task:
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
     mask: Mask | None = None  # None if it is a band
-    planes: Tensor | None = None  # int32 (batch, key heads): the plane of the mask that each stream sees
-    first_row: int = 0  # this part's first row among all rows of all heads of the call: dropout counts from there
-    cut_keys: int = 0  # unattended keys that were cut off behind the n_k keys of `sizes`
+    planes: Tensor | None = None  # int32 (batch, key heads): the mask plane of each stream
+    first_row: int = 0  # this part's first row among all rows of all heads of the call; dropout numbers rows from it
+    cut_keys: int = 0  # unattended keys that were cut off after the n_k keys of `sizes`
     dout: Tensor | None = None
     dlse: Tensor | None = None
     dq: Tensor | None = None
@@ -96,13 +96,13 @@ class Task:
 
     @property
     def by_tma(self) -> bool:
-        """Whether spilled/tma takes this task: as hopper/ does, and no mask or a causal band."""
+        """Whether spilled/tma supports this task: like hopper/, but only without a mask or with a causal band."""
         some_attend = self.end is None or self.sizes.n_q - 1 + self.end >= 1
         return self.first is None and some_attend and bool(self.by_gluon)
 
     @property
     def by_gluon(self) -> str:
-        """The mask, "full" or "band", if hopper/ takes this task: with plain scores and arrays as TMA needs them."""
+        """The mask, "full" or "band", if hopper/ supports this task: plain scores, and arrays that TMA accepts."""
         record = self.record
         if not self.plain or record.seed is not None or record.sinks is not None or self.mask is not None:
             return ""
@@ -123,7 +123,8 @@ class Task:
     def lists(self, rows: int, cols: int, by: str, span: int | None = None) -> Lists | None:
         """The lists of a mask that is not a band, for tiles of rows x cols.
 
-        by: whether "rows" or "cols" stay. span: keys, a multiple of cols, that have lists of their own; None: all.
+        by: whether "rows" or "cols" stay. span: each range of `span` keys, a multiple of cols, has its own lists; None:
+        one list for all keys.
         """
         if self.mask is None:
             return None
@@ -150,7 +151,7 @@ def reach(x: Tensor) -> int:
 
 
 def _tma_takes(x: Tensor) -> bool:
-    """Whether descriptors of TMA can describe the tensor: aligned rows of adjacent elements, none of them shared."""
+    """Whether TMA descriptors can describe the tensor: aligned rows of adjacent elements, without broadcasting."""
     whole = TMA_ALIGNED_BYTES // x.itemsize
     strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
@@ -158,13 +159,13 @@ def _tma_takes(x: Tensor) -> bool:
 
 
 def array(x: Tensor | None) -> Array:
-    """The tensor as kernels take it. Never None: callers give tensors that the pass has."""
+    """The tensor in the form for kernels. It is never None: callers pass tensors that the task has."""
     assert x is not None
     return Array(x, *x.stride())
 
 
 def alignment(arguments: dict[str, Any]) -> int:
-    """The largest power of two up to 16 that divides the strides of all arrays, except those of columns."""
+    """The largest power of two up to 16 that divides the strides of all arrays, except column strides."""
     strides = (
         stride
         for x in arguments.values()
@@ -191,7 +192,7 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Triton's own options. Fusing products and sums must be asked for from Triton 3.10 on."""
+        """Triton's own options. From Triton 3.10 on, fused multiply-adds must be enabled explicitly."""
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
     def __call__(self) -> None:
@@ -200,7 +201,7 @@ class Run(NamedTuple):
 
 
 def parts(d: int) -> tuple[int, int]:
-    """Widths of two tiles that hold d features: powers of two of at least 16, since tensor cores take no others.
+    """Widths of two tiles that hold d features: powers of two of at least 16, as tensor cores require.
 
     The second is 0 where one tile pads d by no more than a third.
     """

@@ -1,4 +1,4 @@
-"""Masks that are not bands, as kernels take them: lists of the tiles that each block of rows, or of keys, visits.
+"""Masks that are not bands, in the form for kernels: lists of the tiles that each block of rows, or of keys, visits.
 
 Tiles lie on a grid of `rows` (stacked) x `cols` keys. In a full tile every row attends every key; a partial tile has
 one bit for each pair.
@@ -22,7 +22,7 @@ from redblue.masks.lowered import Lowered, lowered
 from redblue.masks.patterns.bit_words import below
 
 KEPT = 128  # lists in the cache; a mask needs about 4, one per kernel and tile size, and more during tuning
-KEPT_BYTES = 512 << 20  # on all devices together; bits of a dense mask of 16384 queries and keys take 32 MB
+KEPT_BYTES = 512 << 20  # of all devices together; the bits of a dense mask of 16384 queries and keys take 32 MB
 PAIRS_AT_ONCE = 1 << 24  # pairs whose bits are transposed together; bounds the memory of transposing
 MAX_WORDS = 1 << 31  # words of bits, since kernels index these words in 32 bits
 
@@ -31,11 +31,11 @@ class Lists(NamedTuple):
     """Full and partial tiles of each block, in CSR form.
 
     The tiles of block i in mask plane p are entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
-    full, partial: the tile's index along the streaming side (keys where rows stay, rows where keys stay).
+    full, partial: the tiles' indices along the streaming side (keys if rows stay, rows if keys stay).
     bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
-    live: words of 64 bits for each partial tile, set for lines of the streaming side that have any pair.
-    planes: the plane of the mask that each stream sees, int32 (batch, key heads), None before a launch; its strides are
-    plane_batch and plane_head. It is no tuple of its own: Triton 3.6 loses a stride of 1 in a tuple within a tuple.
+    live: words of 64 bits for each partial tile; bits of streaming lines with any attending pair are set.
+    planes: the mask plane of each stream, int32 (batch, key heads), None before a launch; its strides are plane_batch
+    and plane_head. These are separate fields because Triton 3.6 loses a stride of 1 in a nested tuple.
     """
 
     full_starts: Any
@@ -54,7 +54,7 @@ LISTS = slice(6)  # the fields of Lists that hold lists
 
 @lru_cache(maxsize=KEPT)
 def first_plane(device: torch.device) -> torch.Tensor:
-    """The planes of a mask that has one plane: (1, 1), of strides 0."""
+    """The array `planes` for a mask with one plane: (1, 1), of strides 0."""
     return copied(np.zeros(1, np.int32), device).as_strided((1, 1), (0, 0))
 
 
@@ -81,8 +81,8 @@ def lists(
 ) -> Lists:
     """The mask's lists on a device, without planes.
 
-    by: which side stays, "rows" or "cols". rows, cols: powers of two of at least 16. span: where rows stay, each block
-    has one list for every `span` keys; None: one for all keys. Raises RedblueError where the mask does not fit n_q
+    by: the side that stays, "rows" or "cols". rows, cols: powers of two of at least 16. span: if rows stay, each block
+    has one list for every `span` keys; None: one list for all keys. Raises RedblueError where the mask does not fit n_q
     and n_k, or where its partial tiles take MAX_WORDS words of bits or more.
     """
     key = _Key(mask, n_q, n_k, group, rows, cols, by, device, None if span is None or span >= n_k else span)
@@ -99,7 +99,7 @@ def lists(
 
 
 def forget() -> None:
-    """Drop all lists that are kept."""
+    """Drop all cached lists."""
     with _lock:
         _recent.clear()
 
@@ -161,7 +161,7 @@ def _plane(
     by: str,
     span: int | None,
 ) -> tuple[np.ndarray, ...]:
-    """One plane's arrays: full tiles per block, the full tiles, the same for partial tiles, live lines, bits."""
+    """One plane's arrays: number of full tiles per block, full tiles, both for partial tiles, live lines, bits."""
     starts = low.starts[plane * panels : (plane + 1) * panels + 1]
     runs, of_panel = low.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
     # Cut runs at the borders of tiles

@@ -1,11 +1,11 @@
-"""Triton helpers that turn products into scores and scores into probabilities, and the tuple of options they read.
+"""Triton helpers that convert products to scores and scores to probabilities, and the tuple of options they read.
 
 A new option of scores needs a field of `Scores`, its value in `scores_of`, and its arithmetic in `finish` and, for keys
 in pages, in `finish_paged`. `is_plain` must return False for an option that changes scores, and `row_terms` loads an
 option that has one value per row.
 
-Scores are in units of log 2, so that the softmax is a power of two: p = exp2(left * s - m). `left` is the factor of
-the scale that the scores have not been multiplied by yet.
+Scores are in units of log 2, so that the softmax is a power of two: p = exp2(left * s - m). `left` is the part of the
+scale by which the scores have not been multiplied yet.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -32,7 +32,7 @@ LOWEST = tl.constexpr(-3.0e38)  # the initial row maximum: finite, so that -inf 
 
 
 class Number(NamedTuple):
-    """A number as kernels take it: two float32 whose sum has 48 bits, for sums in float64."""
+    """A number in the form for kernels: two float32 whose sum has 48 bits, for sums in float64."""
 
     high: float
     low: float = 0.0
@@ -44,22 +44,22 @@ class Alibi(NamedTuple):
     at: Any
     batch: int
     head: int
-    shift: int  # query i stands at the position of key i + shift
+    shift: int  # query i has the position of key i + shift
 
 
 class Places(NamedTuple):
-    """Where the call's queries and keys lie in a whole problem; see redblue.kernels.positions."""
+    """The positions of the call's queries and keys in a whole problem; see redblue.kernels.positions."""
 
-    whole: Any  # its queries, its keys, its heads, and the call's first head among these
+    whole: Any  # the whole problem's queries, keys and heads, and the call's first head among these
     queries: Any
     keys: Any
-    n_q: int  # of the call, as the next two
+    n_q: int  # queries of the call; the next two fields also belong to the call
     n_k: int
-    heads: int  # of queries
+    heads: int  # query heads
 
 
 class Scores(NamedTuple):
-    """The options that change scores between the two products, as kernels take them; None: the option is off."""
+    """The options that change scores between the two products, in the form for kernels; None: the option is off."""
 
     scale: Number
     softcap: Number | None
@@ -70,8 +70,8 @@ class Scores(NamedTuple):
     alibi: Alibi | None
     places: Places | None  # for alibi and dropout; None: the call is the whole
     sinks: Any  # (heads,)
-    seed: Any  # of dropout
-    keep_threshold: int  # a probability whose 32-bit random word (unsigned) is at least this one is kept
+    seed: Any  # seed of dropout
+    keep_threshold: int  # a probability is kept if its 32-bit random word (unsigned) is at least this
     keep_scale: Number  # factor of kept probabilities
     first_row: int  # Task.first_row
 
@@ -138,7 +138,7 @@ def is_plain(record: Options, sizes: Sizes) -> bool:
 
 
 def number_of(x: float, wide: bool) -> Number:
-    """x, whose size redblue.kernels.options has checked, as kernels take it. wide: whether sums are in float64."""
+    """Convert x, whose size redblue.kernels.options has checked, for kernels. wide: whether sums are in float64."""
     if not wide:
         return Number(x)
     high = struct.unpack("f", struct.pack("f", x))[0]
@@ -160,16 +160,16 @@ def number(x, SUMS: tl.constexpr):
 
 @triton.jit
 def factor_left(scores, PLAIN: tl.constexpr, SUMS: tl.constexpr):
-    """The factor that the results of `finish` have not been multiplied by yet."""
+    """The factor by which the results of `finish` have not been multiplied yet."""
     return number(scores.scale, SUMS) * constant(LOG2E, SUMS) if PLAIN else constant(1.0, SUMS)
 
 
 @triton.jit
 def row_terms(scores, batch, head, i_row, AXIS: tl.constexpr, GROUP: tl.constexpr, SUMS: tl.constexpr):
-    """The values of options that `finish` needs for each row, loaded once for all keys; None if no option has any.
+    """The per-row values of options that `finish` needs, loaded once for all keys; None if there are none.
 
-    Today these are ALiBi's slopes in units of log 2: one number if all rows are of one head, else one per row, with a
-    dimension AXIS for keys. head: the key head.
+    Only ALiBi has such values: its slopes in units of log 2, one number if all rows are of one head, else one per row,
+    with a dimension AXIS for keys. head: the key head.
     """
     if scores.alibi is not None:
         p_slopes = start(scores.alibi, batch, head * GROUP)
@@ -179,13 +179,13 @@ def row_terms(scores, batch, head, i_row, AXIS: tl.constexpr, GROUP: tl.constexp
         return b_slope if GROUP == 1 else tl.expand_dims(b_slope, AXIS)
 
 
-# Tiles of scores lie either way: i_row, b_terms and m_row are (rows, 1) where i_key and m_key are (1, keys), or
-# (1, rows) where these are (keys, 1). b_terms may also be one number.
+# Tiles of scores have either orientation: i_row, b_terms and m_row are (rows, 1) where i_key and m_key are (1, keys),
+# or (1, rows) where i_key and m_key are (keys, 1). b_terms may also be one number.
 
 
 @triton.jit
 def finish(s, scores, batch, head, i_row, i_key, m_row, m_key, b_terms, GROUP: tl.constexpr, PLAIN: tl.constexpr):
-    """Scores from products, and the derivative of softcap tanh(x / softcap). Without a softcap the latter is unused.
+    """Scores from products, and the derivative of softcap tanh(x / softcap), which is unused without a softcap.
 
     head: the key head. m_row, m_key: masks of the rows and keys that exist; None: all. b_terms: from row_terms.
     """
@@ -267,7 +267,7 @@ def tanh(x):
     size = tl.abs(x)
     power = tl.exp2(size * (-2.0 * constant(LOG2E, x.dtype)))
     result = (1.0 - power) / (1.0 + power)
-    # Near 0 the quotient cancels: the series, as far as its next term is below a unit in the last place
+    # Near 0 the quotient cancels, so use the series up to terms of a unit in the last place
     y = size * size
     series = constant(62.0 / 2835.0, x.dtype) - y * constant(1382.0 / 155925.0, x.dtype)
     series = constant(-17.0 / 315.0, x.dtype) + y * series
@@ -278,7 +278,7 @@ def tanh(x):
 
 @triton.jit
 def initial_max_and_sum(scores, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
-    """The row maximum and the row sum before any key: those of the heads' sinks."""
+    """The row maximum and the row sum before any key, which come from the heads' sinks."""
     row_max = tl.full(i_row.shape, LOWEST, SUMS)
     row_sum = tl.zeros(i_row.shape, SUMS)
     if scores.sinks is not None:
@@ -300,11 +300,11 @@ def load_lse(p_lse, m_row):
 
 @triton.jit
 def exp2_below(s, row_max, PLAIN: tl.constexpr):
-    """exp2(s - row_max), where s exceeds `row_max` by rounding only: at most 1, unless scores are plain.
+    """exp2(s - row_max), where s can exceed `row_max` only by rounding: at most 1, unless scores are plain.
 
-    Where `row_max` is so large that its own rounding error spans several units, it is first lowered by that error.
-    The score that outweighs all others then has the weight 1, not 0, however the compiler fuses products and sums,
-    and in whichever array `row_max` was kept.
+    If `row_max` is so large that its own rounding error spans several units, it is first lowered by this error.
+    The dominant score of a row then has the weight 1, not 0, however the compiler fuses products and sums,
+    and whichever array stored `row_max`.
     """
     if PLAIN:
         return tl.exp2(s - row_max)
@@ -319,8 +319,8 @@ def exp2_below(s, row_max, PLAIN: tl.constexpr):
 def keep_factors(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
     """Dropout's factors (rows, COLS) of keys j ..: 0, or 1 / (1 - dropout) where the probability is kept.
 
-    Philox 4x32-10 (Salmon et al., SC 2011) of (row's number, key's quarter) in the whole problem, as in the C++ core:
-    the same factors whatever the tiles. j: a multiple of 4.
+    Philox 4x32-10 (Salmon et al., SC 2011) of (number of the row, number of the key // 4) in the whole problem, as in
+    the C++ core: the factors do not depend on the tiles. j: a multiple of 4.
     """
     counter = numbers + scores.first_row
     least = tl.full((), scores.keep_threshold, tl.int32).to(tl.uint32, bitcast=True)
@@ -330,7 +330,7 @@ def keep_factors(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
         a, b = (a >= least).to(tl.int8), (b >= least).to(tl.int8)
         c, d = (c >= least).to(tl.int8), (d >= least).to(tl.int8)
         kept = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (numbers.shape[0], COLS)) != 0
-    else:  # keys that lie side by side need not be of one quarter
+    else:  # adjacent keys of the call may belong to different groups of four in the whole problem
         places, i_key = scores.places, j + tl.arange(0, COLS)
         at = tl.load(places.keys + i_key, mask=i_key < places.n_k, other=0)
         a, b, c, d = _random_words(scores, _number_in_whole(places, counter), at >> 2)
@@ -351,7 +351,7 @@ def _random_words(scores, rows, quarters):
 
 @triton.jit
 def _number_in_whole(places, numbers):
-    """The numbers of rows among all rows of the whole problem, from those among all rows of the call."""
+    """Convert row numbers within the call to row numbers within the whole problem."""
     head = numbers // places.n_q
     n_q, heads, first_head = tl.load(places.whole), tl.load(places.whole + 2), tl.load(places.whole + 3)
     head_in_whole = head // places.heads * heads + first_head + head % places.heads

@@ -11,7 +11,7 @@ from redblue.kernels.gpu.spilled import forward as spilled_forward
 
 
 class Passes(NamedTuple):
-    """Functions that give the launches which write a task's outputs: (task, launch, precision) -> list[Run]."""
+    """Functions (task, launch, precision) -> list[Run] that return the launches which write a task's outputs."""
 
     forward: Any  # None: there is no such kernel
     backward: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from redblue.base.errors import RedblueError
 
 OLDEST_TRITON = (3, 3)
-OLDEST_DESCRIPTORS = (3, 6)  # the oldest by which the kernels with TMA were compiled
+OLDEST_DESCRIPTORS = (3, 6)  # the oldest version that compiled the kernels with TMA
 OLDEST_DROPOUT_GRADIENTS = (3, 4)  # a pass of 3.3's compiler fails on the kernel of dK and dV with dropout
 
 

@@ -1,15 +1,15 @@
-"""Triton helpers that visit all tiles of scores which a block attends, and call a function for each run of tiles.
+"""Triton helpers that visit all tiles of scores of a block, and call a function for each run of tiles.
 
 The function has the parameters (tiles, TILES, state, operands, block, m_block, scores, lists, c) and returns the new
-state. TILES says of which kind the tiles are:
+state. TILES is the kind of the tiles:
 
-- "whole" and "masked" tiles are runs of keys (or rows) tiles.begin .. tiles.stop - 1. In "masked" tiles only those in
-  tiles.low .. tiles.high - 1 that are in the band attend.
-- "band" tiles are such a run, too, of whole and masked tiles.
-- "full" and "partial" tiles are entries tiles.begin .. tiles.stop - 1 of lists; or, where a loop cuts each listed tile
-  into slices, tiles.begin and tiles.stop count slices.
+- "whole" and "masked" tiles are runs of keys (or rows) tiles.begin .. tiles.stop - 1. In "masked" tiles, only the keys
+  (or rows) tiles.low .. tiles.high - 1 that are in the band attend.
+- "band" tiles are a run that mixes whole and masked tiles.
+- "full" and "partial" tiles are entries tiles.begin .. tiles.stop - 1 of lists. If a loop cuts each listed tile into
+  slices, tiles.begin and tiles.stop count slices.
 
-state: the accumulators. operands: a tuple of what else the function reads and writes. block, m_block: the block that
+state: the accumulators. operands: a tuple of further arguments of the function. block, m_block: the block that
 stays, and the mask of its rows or keys (None: all exist). c: a tuple of numbers known at compile time.
 """
 
@@ -28,10 +28,10 @@ def visit(
     ADD: tl.constexpr, borders, at, LEADING: tl.constexpr, TRAILING: tl.constexpr,
     state, operands, block, m_block, scores, lists, c
 ):  # fmt: skip
-    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" ones of a band, or those of list `at`.
+    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" tiles of a band, or list `at`.
 
     borders: low, high, full_low, full_high, from key_range or row_range. LEADING, TRAILING: whether the band may have
-    masked tiles before, and after, the whole ones.
+    masked tiles before, and after, the whole tiles.
     """
     if lists is None:
         low, high, full_low, full_high = borders
@@ -53,7 +53,7 @@ def visit_band_or_list(
 ):
     """The state after the "band" tiles `band`, or, if there are lists, after a share of the block's list.
 
-    share: number of the share, and of shares. SLICES: slices of a listed tile.
+    share: (index of the share, number of shares). SLICES: slices of a listed tile.
     """
     if lists is None:
         state = ADD(band, "band", state, operands, block, m_block, scores, lists, c)
@@ -65,7 +65,7 @@ def visit_band_or_list(
 
 @triton.jit
 def visit_list(ADD: tl.constexpr, at, share, SLICES: tl.constexpr, state, operands, block, m_block, scores, lists, c):
-    """The state after a share (number, of shares) of list `at`, whose tiles are cut into SLICES slices each."""
+    """The state after a share (index, number of shares) of list `at`, whose tiles are cut into SLICES slices each."""
     i_share, shares = share
     begin, stop = entries(lists.full_starts + at, i_share, shares)
     tiles = Tiles(begin * SLICES, stop * SLICES)

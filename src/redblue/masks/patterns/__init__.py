@@ -1,1 +1,1 @@
-"""Masks laid on given sizes: patterns for the algebra, and pairs for the schedules."""
+"""Masks of given sizes: patterns for the algebra, and pairs for the schedules."""

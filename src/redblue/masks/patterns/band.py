@@ -1,7 +1,7 @@
 """Bands: row i attends the columns from i // group + first to i // group + end - 1.
 
-Full, causal and sliding-window masks are bands. A band tells in closed form which tiles are empty, and sums over all
-live tiles cost O(log n), however large n is.
+Full, causal and sliding-window masks are bands. The empty tiles of a band have a closed form, and a sum over all live
+tiles takes O(log n) steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Block layouts laid on rows and columns, and their sums over tiles.
+"""Block layouts of given sizes, and their sums over tiles.
 
 A sum over live tiles depends only on which blocks each tile covers, and many tiles cover the same interval of blocks.
 A tiling therefore becomes a weight for each interval of blocks, and its sums become two products of such weights with
@@ -35,7 +35,7 @@ class BlockRule(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """A block layout laid on rows and columns.
+    """A block layout of given numbers of rows and columns.
 
     block: the edges of the blocks in rows (all rows of a query included) and in columns.
     """
@@ -130,7 +130,7 @@ class Layout:
         counts = self.before[below] - self.before[above]
         live = (counts[:, right] > counts[:, left]).astype(self._sum_type)
 
-        # table[w, e, j] sums weight w over those row intervals of edge r[e] that are live in column interval j.
+        # table[w, e, j] sums weight w over the row intervals of edge r[e] that are live in column interval j.
         # (einsum instead of @: NumPy's threads for large products are slow on a busy machine.)
         table = np.empty((2, len(r), live.shape[1]), self._sum_type)
         stops = np.cumsum(np.bincount(row.edge))

@@ -1,4 +1,4 @@
-"""Patterns of packed documents: each document attends itself, in full or in a window laid on the document."""
+"""Patterns of packed documents: each document attends itself, in full or in a window."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Packed(OneRunPerKey):
 
 @dataclass(frozen=True, eq=False)
 class PackedWindows(Packed):
-    """Query i of document t attends those of the keys i + first[t] .. i + end[t] - 1 that belong to document t."""
+    """Query i of document t attends the keys of document t from i + first[t] to i + end[t] - 1."""
 
     first: np.ndarray
     end: np.ndarray

@@ -25,7 +25,7 @@ Runs = tuple[range, ...]  # ascending ranges, none empty, no two touching
 
 
 class Pairs(Protocol):
-    """A mask laid on rows and columns.
+    """A mask of given numbers of rows and columns.
 
     A row is a query, or one of the `group` consecutive rows that a query fills in grouped-query attention. A column is
     a key.

@@ -1,4 +1,4 @@
-"""The base class of patterns: masks laid on n_q queries and n_k keys, in the form that the algebra combines.
+"""The base class of patterns: masks on n_q queries and n_k keys, in the form that the algebra combines.
 
 For a range of queries, a pattern gives two sets of keys without testing any pair:
 

@@ -29,7 +29,7 @@ class Squares(Pattern):
 
     @property
     def array(self) -> np.ndarray:
-        """The layout of one `is_array` as bytes 0 and 1, (n_q, n_k); rows may lie on each other."""
+        """If `is_array`: the layout as bytes 0 and 1, (n_q, n_k); broadcast rows share their memory."""
         array = np.broadcast_to(self.layout.view(np.uint8), (self.n_q, self.n_k))
         return array if array.strides[1] == 1 else np.ascontiguousarray(array)
 

@@ -33,7 +33,7 @@ class PatternRule(Protocol):
 
 @functools.lru_cache(maxsize=16)
 def tiled(rule: PatternRule, n_rows: int, n_cols: int, group: int) -> Tiled:
-    """Lay a rule on rows of which `group` belong to each query. Raises RedblueError if the rule does not fit."""
+    """Return the pairs of a rule on rows, `group` per query. Raises RedblueError if the rule does not fit."""
     n_q = n_rows // group
     return Tiled(n_rows, n_cols, rule.pattern(n_q, n_cols), group, rule.pair_count(n_q, n_cols))
 

@@ -16,7 +16,7 @@ MAX_WORDS = 1 << 28  # words that one tiling may store: 2 GiB
 MAX_TESTED = 1 << 32  # keys of ranges that one tiling tests
 MAX_UNSAID = 1 << 20  # ranges that are listed without an estimate
 SAMPLE = 256  # ranges that an estimate looks at
-RUN_BYTES, RUN_SECONDS = 200, 5e-7  # for each run, at the peak (measured on BigBird masks)
+RUN_BYTES, RUN_SECONDS = 200, 5e-7  # per run: peak memory and time (measured on BigBird masks)
 
 
 class Tiling(NamedTuple):
@@ -66,7 +66,7 @@ def tiling(pattern: Pattern, first: np.ndarray, stop: np.ndarray, group: int) ->
 
 
 def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
-    """Say what the runs of very many ranges cost, judged by a sample of the ranges; refuse what does not fit."""
+    """Announce the cost of listing very many ranges, estimated from a sample; refuse a list that exceeds memory."""
     if len(first) <= MAX_UNSAID:
         return
     some = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)

@@ -38,7 +38,7 @@ class Tokens(Pattern):
 
     @classmethod
     def of_indices(cls, indices: np.ndarray, n_q: int, n_k: int) -> Tokens:
-        """Mark the queries and keys at `indices`; indices beyond n_q or n_k mark nothing."""
+        """Mark the queries and keys at `indices`; indices beyond n_q or n_k are ignored."""
         queries, keys = spans.arange(n_q) < 0, spans.arange(n_k) < 0
         queries[indices[indices < n_q]] = True
         keys[indices[indices < n_k]] = True

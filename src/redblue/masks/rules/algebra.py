@@ -22,8 +22,8 @@ from redblue.masks.rules.stack import Stack, planes
 class Combined(Rule):
     """Two or more rules, combined by one operator. None of them is itself combined by the same operator.
 
-    Rules may be nested thousands of levels deep and may have thousands of parts. So nothing here recurses, and a part
-    is appended without a look at the others: `terms` finds the only part that it can merge with.
+    Rules may be nested thousands of levels deep and may have thousands of parts. So no method recurses, and a new part
+    is not compared with every other part: `terms` finds the only part that it can merge with.
 
     terms: the parts in order, by `_key`. has_full: whether some part is full. code: the hash, if it is known.
     """
@@ -144,7 +144,7 @@ def _equal(a: Rule, b: Rule) -> bool:
 
 
 def _text(rule: Rule) -> str:
-    """Format a rule with its operators; a combined rule inside another one stands in parentheses."""
+    """Format a rule with its operators; a combined rule inside another one is put in parentheses."""
     texts: list[str] = []
     pending: list[Rule | str] = [rule]
     while pending:
@@ -270,7 +270,7 @@ class _Terms:
         self.terms[key] = rule
         if rule.is_full:
             self.has_full = True
-            if self.kind is Either:  # a full rule stands for all others, except where these check sizes
+            if self.kind is Either:  # a full rule replaces all others, except rules that check sizes
                 self._keep([term for term in self.terms.values() if term is rule or not term.fits_any_sizes])
 
     def _keep(self, rules: Iterable[Rule]) -> None:
@@ -287,7 +287,7 @@ class _Terms:
 
 
 def _key(rule: Rule) -> Any:
-    """What two rules have in common if one simple rule equals their combination."""
+    """Return a key that is equal for two rules if one simple rule equals their combination."""
     if isinstance(rule, Window):
         return Window, rule.align
     return (type(rule), rule.shape, rule.block) if isinstance(rule, Blocks) else rule

@@ -84,7 +84,7 @@ def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
     n_q, n_k = whole_number("shape[0]", n_q, 0), whole_number("shape[1]", n_k, 0)
     queries, keys = whole("rows", rows), whole("cols", cols)
     if len(queries) != len(keys):
-        raise RedblueError(f"rows and cols must be alike long, got {len(queries)} and {len(keys)}")
+        raise RedblueError(f"rows and cols must have the same length, got {len(queries)} and {len(keys)}")
     for name, array, n in (("rows", queries, n_q), ("cols", keys, n_k)):
         outside = np.flatnonzero((array < 0) | (array >= n))
         if len(outside):

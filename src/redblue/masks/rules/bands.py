@@ -21,8 +21,8 @@ class Window(Rule):
     """Query i attends the keys i - left .. i + right.
 
     left, right: number of keys before and after the query's own position; None stands for all keys on that side.
-    align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 stands at key 0;
-        "bottom-right": the last query stands at the last key.
+    align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 has position 0
+        among the keys; "bottom-right": the last query has the position of the last key.
     """
 
     left: int | None = None
@@ -53,8 +53,8 @@ class Window(Rule):
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Band:
         offset = n_cols - n_rows // group if self.align == "bottom-right" else 0
-        # A side of n_rows + n_cols keys never cuts anything off. It stands for open sides, and for wider ones, which
-        # might not fit 64-bit integers.
+        # A side of n_rows + n_cols keys excludes no key. It replaces open sides, and wider sides, which might not fit
+        # 64-bit integers.
         widest = n_rows + n_cols
         left, right = (widest if side is None else min(side, widest) for side in (self.left, self.right))
         return Band(n_rows, n_cols, first=offset - left, end=offset + right + 1, group=group)

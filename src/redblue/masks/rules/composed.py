@@ -11,12 +11,12 @@ from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.squares import Squares
 from redblue.masks.rules.rule import Rule, every_part
 
-MANY_PARTS = 64  # from here on, a mask with FEW_PAIRS is tested pair by pair
+MANY_PARTS = 64  # with at least so many parts and at most FEW_PAIRS pairs, a mask is tested pair by pair
 FEW_PAIRS = 1 << 20
 
 
 def composed(rule: Rule, n_q: int, n_k: int) -> Pattern:
-    """Lay a composed rule on n_q queries and n_k keys."""
+    """Return the pattern of a composed rule on n_q queries and n_k keys."""
     entries = _stack_entries(rule)
     if len(entries) > MANY_PARTS and n_q * n_k <= FEW_PAIRS:
         return _evaluated(rule, n_q, n_k)

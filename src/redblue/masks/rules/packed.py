@@ -38,7 +38,7 @@ def _check_lengths(lengths: Any, key_lengths: Any) -> tuple[Numbers, Numbers]:
     queries = numbers("lengths", lengths)
     keys = queries if key_lengths is None else numbers("key_lengths", key_lengths)
     if len(keys) != len(queries):
-        raise RedblueError(f"key_lengths must be as many as lengths ({len(queries)}), got {len(keys)}")
+        raise RedblueError(f"key_lengths must have as many entries as lengths ({len(queries)}), got {len(keys)}")
     for name, checked in (("lengths", queries), ("key_lengths", keys)):
         total = checked.array.sum(dtype=np.float64)
         if total > MAX_TOKENS:
@@ -79,7 +79,7 @@ class Documents(Rule):
 
 @dataclass(frozen=True)
 class WindowedDocuments(Documents):
-    """Consecutive documents: a query attends those keys of its document that a window, laid on the document, keeps."""
+    """Consecutive documents: a query attends the keys of its document that lie in its window."""
 
     window: Window
 
@@ -92,6 +92,6 @@ class WindowedDocuments(Documents):
         offset = key_lengths - lengths if window.align == "bottom-right" else 0 * lengths
         widest = n_q + n_k  # stands for an open side
         left, right = (widest if side is None else min(side, widest) for side in (window.left, window.right))
-        # Query i of document t stands at key i + diagonal[t].
+        # Query i of document t has position i + diagonal[t] among the keys.
         diagonal = key_starts[:-1] - starts[:-1] + offset
         return PackedWindows(n_q, n_k, starts, key_starts, diagonal - left, diagonal + right + 1)

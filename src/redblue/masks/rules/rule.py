@@ -1,4 +1,4 @@
-"""The base class of rules: kinds of masks as values, which are laid on sizes when they are used."""
+"""The base class of rules: kinds of masks as values without sizes."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Rule(ABC):
 
     @abstractmethod
     def pattern(self, n_q: int, n_k: int) -> Pattern:
-        """Lay the rule on n_q queries and n_k keys, for the algebra. Raises RedblueError if it does not fit."""
+        """Return the pattern on n_q queries and n_k keys, for the algebra. Raises RedblueError if they do not fit."""
 
     def pair_count(self, n_q: int, n_k: int) -> int | None:
         """Return the number of attending pairs by a closed form; None if the rule has none."""
         return None
 
     def on(self, n_rows: int, n_cols: int, group: int) -> Pairs:
-        """Lay the rule on rows of which `group` belong to each query. Raises RedblueError if it does not fit."""
+        """Return the pairs on rows, `group` per query. Raises RedblueError if the rule does not fit these sizes."""
         return tiled(self, n_rows, n_cols, group)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Rule | None:
@@ -94,7 +94,7 @@ def fold(rule: Rule, value_of: Callable[[Rule, list[T]], T]) -> T:
 
 
 def check_sizes(name: str, sizes: Sizes, n_q: int, n_k: int, advice: str) -> None:
-    """Raise RedblueError if a rule that is for `sizes` is laid on another n_q or n_k. name: the rule, for the error."""
+    """Raise RedblueError if a rule for `sizes` is used with another n_q or n_k. name: the rule, for the error."""
     for axis, required, actual in zip(("n_q", "n_k"), sizes, (n_q, n_k), strict=True):
         if required is not None and required != actual:
             raise RedblueError(f"{name} is for {axis} = {required:,}, but {axis} = {actual:,} was given: {advice}")

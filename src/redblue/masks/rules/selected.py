@@ -18,7 +18,7 @@ from redblue.masks.rules.stack import Stack, planes
 
 @dataclass(frozen=True)
 class Selected(Rule):
-    """Query i attends key j where query queries[i] attends key keys[j] by the rule `of`, laid on n_q and n_k.
+    """Query i attends key j where query queries[i] attends key keys[j] by the rule `of` on n_q and n_k.
 
     queries, keys: ascending positions below n_q and n_k.
     """
@@ -66,7 +66,7 @@ def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
 
 
 def _shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Window | None:
-    """The window among consecutive queries and consecutive keys, which kernels run faster; None: there is none."""
+    """The part as a window, which kernels run faster, if queries and keys are consecutive; otherwise None."""
     if not isinstance(rule, Window) or queries[-1] - queries[0] >= len(queries) or keys[-1] - keys[0] >= len(keys):
         return None
     shift = int(queries[0] - keys[0]) + (n_k - n_q if rule.align == "bottom-right" else 0)
@@ -78,7 +78,7 @@ def _shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
 
 
 def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.ndarray:
-    """The keys that some of the queries attend, ascending; perhaps others too where a pattern is not exact."""
+    """The keys that some of `queries` attend, ascending; a superset of them where a pattern is not exact."""
     if not len(queries):
         return np.zeros(0, np.int64)
     first = queries[np.flatnonzero(np.diff(queries, prepend=-2) > 1)]
@@ -91,7 +91,7 @@ def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.nda
 
 
 def attending_queries(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> np.ndarray:
-    """Those of the queries that attend some of the keys, ascending; perhaps others too where a pattern is not exact."""
+    """The subset of `queries` that attend some of `keys`, ascending; a superset of it where a pattern is not exact."""
     if not len(queries) or not len(keys):
         return np.zeros(0, np.int64)
     live = np.zeros(len(queries), bool)

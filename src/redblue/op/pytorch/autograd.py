@@ -82,18 +82,18 @@ torch.library.register_autograd("redblue::attention_backward", _no_second_deriva
 
 
 def forward_now() -> Any:
-    """The forward op, or, within torch.func, `Forward`: torch.func knows only the gradients of autograd.Functions."""
+    """The forward op, or, within torch.func, `Forward`: torch.func supports only gradients of autograd.Functions."""
     return Forward.apply if torch._C._are_functorch_transforms_active() else forward_op
 
 
 def _backward_now(*arguments: Any) -> Any:
-    """Call the backward op, or, within torch.func, `Backward`. arguments: those of `ops.backward`."""
+    """Call the backward op, or, within torch.func, `Backward`. arguments: as for `ops.backward`."""
     *tensors, options, bias_grad = arguments
     op = Backward.apply if torch._C._are_functorch_transforms_active() else backward_op
     return op(*tensors, *options.flat, bias_grad)
 
 
-# torch.func refuses an autograd.Function whose forward takes ctx. That of `Eager` takes it, which makes calls cheap.
+# torch.func refuses an autograd.Function whose forward takes ctx. `Eager` uses this form because its calls are cheaper.
 
 
 class Forward(torch.autograd.Function):
@@ -139,7 +139,7 @@ class Backward(torch.autograd.Function):
 
 
 class Eager(torch.autograd.Function):
-    """The op's function without PyTorch's dispatcher, which takes longer than a tiny call itself.
+    """The op's function without PyTorch's dispatcher, which takes longer than a tiny call.
 
     Its inputs are q, k, v, the arrays that have a gradient, and the record with all options.
     """
@@ -164,7 +164,7 @@ _apply = super(torch.autograd.Function, Eager).apply  # pyright: ignore
 
 def eager(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The op's outputs with gradients, for calls that nothing but autograd observes."""
-    # Function.apply looks for torch.func's transforms, of which there are none here, and then calls `_apply`
+    # Function.apply checks for torch.func's transforms, which cannot be active here, and then calls `_apply`
     return _apply(q, k, v, *options.with_gradient, options)  # pyright: ignore
 
 

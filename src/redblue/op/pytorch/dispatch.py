@@ -1,4 +1,4 @@
-"""redblue.attention for PyTorch tensors: checks, broadcasting, and a fast path past PyTorch's dispatcher."""
+"""redblue.attention for PyTorch tensors: checks, broadcasting, and a fast path that skips PyTorch's dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redblue.op.pytorch.positions import packed
 
 
 def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False) -> Any:
-    """redblue.attention for tensors. Raises RedblueError for arguments that no kernel takes."""
+    """redblue.attention for tensors. Raises RedblueError for arguments that no kernel supports."""
     options = checked(options)
     if options.positions is not None:
         check_tensors({"q": q, "k": k, "v": v})
@@ -39,7 +39,8 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if plain and arrays:
         options = _with_boolean_bias_as_mask(options, (*q.shape[:-1], k.shape[-2]))
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))  # one mask per key head
+        # The kernels take one mask per key head
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     mask = options.mask  # held while its name is in use
     if mask is not None or options.schedule == "gather":
         options = options.with_mask(mask_argument(mask, options.schedule, not plain and _is_captured(q)))
@@ -63,8 +64,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and delta, the row sums of dout * out, from the outputs of `attention` for tensors of four dimensions.
 
-    out and lse may also be the merged outputs of several calls on parts of the keys: the gradients are then those of
-    this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
+    out and lse may also be the merged outputs of several calls on parts of the keys; the result is then the gradients
+    for this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
     """
     dq, dk, dv, _, delta = gradients(dout, None, q, k, v, out, lse, options, bias_gradient=False)
     return dq, dk, dv, delta
@@ -83,7 +84,7 @@ def gradients(
     mask = options.mask  # held while its name is in use
     options = options.with_mask(mask_argument(mask, options.schedule, False))
     if options.dropout and options.seed is None:
-        raise RedblueError("seed must be that of the forward pass: without it, other probabilities would be dropped")
+        raise RedblueError("seed must be the forward pass's seed: without it, other probabilities would be dropped")
     options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     with torch.no_grad():
         return ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, bias_gradient)
@@ -125,7 +126,7 @@ def _any_wants_gradient(tensors: list[Tensor]) -> bool:
 
 
 def mask_argument(mask: Mask | None, schedule: str, captured: bool) -> MaskArgument:
-    """The ops' argument for the mask: the sides of a band; a name or text if the mask is not a band or is gathered."""
+    """The ops' mask argument: the sides of a band; a name or text if the mask is not a band or pairs are gathered."""
     mask = _EVERYTHING if mask is None else mask
     if schedule != "gather" and isinstance(mask.rule, Window):
         window = mask.rule
@@ -191,9 +192,11 @@ def check_tensors(tensors: dict[str, Any]) -> None:
     """Raise RedblueError unless all are dense tensors without tangents, on one device that has kernels."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
-            raise RedblueError(f"{name} must be a PyTorch tensor as the others are, got {type(x).__name__}")
+            raise RedblueError(f"{name} must be a PyTorch tensor like the others, got {type(x).__name__}")
         if x.is_nested:
-            raise RedblueError(f"{name} is a nested tensor: give a padded one and a mask, or one call per sequence")
+            raise RedblueError(
+                f"{name} is a nested tensor: give a padded tensor and a mask, or make one call per sequence"
+            )
         if x.layout != torch.strided:
             raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}: use to_dense()")
         if x.device.type not in ("cpu", "cuda", "meta"):
@@ -207,7 +210,7 @@ def check_tensors(tensors: dict[str, Any]) -> None:
 
 
 def drawn_seed(q: Tensor, seed: int | None) -> Tensor:
-    """The seed as a tensor, so that a compiled graph draws a new one in each run; from PyTorch's generator if None."""
-    if seed is not None:  # filled on the device: a copy would wait for the device
+    """The seed as a tensor, drawn from PyTorch's generator if None, so that a compiled graph draws one in each run."""
+    if seed is not None:  # fill the tensor on the device: a copy would wait for the device
         return torch.full((), seed, dtype=torch.int64, device=q.device)
     return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=q.device)

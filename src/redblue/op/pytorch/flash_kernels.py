@@ -31,7 +31,7 @@ DTYPES = torch.float32, torch.bfloat16, torch.float16
 class Call(NamedTuple):
     """The tensors of a call as (batch, heads, n, d), and its mask.
 
-    lengths: those of packed sequences in queries and in keys; None for padded batches.
+    lengths: the lengths of packed sequences in queries and in keys; None for padded batches.
     """
 
     q: Tensor
@@ -45,11 +45,11 @@ class Call(NamedTuple):
         return self.lengths is not None
 
     def of_layout(self, x: Tensor) -> Tensor:
-        """A tensor (batch, heads, n, d) in the op's layout, which is that of `inside`'s argument."""
+        """Convert a tensor (batch, heads, n, d) to the op's layout; the inverse of `inside`."""
         return x[0].transpose(0, 1) if self.packed else x.transpose(1, 2)
 
     def inside(self, x: Tensor) -> Tensor:
-        """A tensor of the op's layout as (batch, heads, n, d)."""
+        """Convert a tensor of the op's layout to (batch, heads, n, d)."""
         return x.transpose(0, 1)[None] if self.packed else x.transpose(1, 2)
 
 
@@ -108,7 +108,7 @@ def forward_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *argume
     """aten::_flash_attention_forward_no_dropout_inplace: write the output to `out`, and return lse."""
     dropout = options.get("dropout_p", arguments[4] if len(arguments) > 4 else 0.0)
     if dropout:
-        raise RedblueError(f"dropout_p must be 0 for an output that is given, got {dropout}")
+        raise RedblueError(f"dropout_p must be 0 with a given output, got {dropout}")
     if out.shape != query.shape or out.dtype != query.dtype:
         raise RedblueError(
             f"out must be {tuple(query.shape)} of {name_of(query.dtype)}, as query is, "
@@ -139,7 +139,7 @@ def backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """aten::_flash_attention_backward. out and logsumexp may be those of more keys than `key`, as in ring attention."""
+    """aten::_flash_attention_backward. out and logsumexp may cover more keys than `key`, as in ring attention."""
     window = _window(is_causal, window_size_left, window_size_right)
     if cum_seq_q is None or cum_seq_k is None:
         if cum_seq_q is not None or cum_seq_k is not None:
@@ -232,7 +232,7 @@ def _packed(
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
-    """Raise RedblueError unless the op takes tensors of these types and shapes."""
+    """Raise RedblueError unless the op supports tensors of these types and shapes."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != rank:
             raise RedblueError(f"{name} must have {rank} dimensions, got shape {tuple(x.shape)}")
@@ -245,13 +245,13 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
     if value.shape[-1] != query.shape[-1] and not _takes_other_widths():
         raise RedblueError(
             f"value must have the head dimension of query, {query.shape[-1]}, in this version of PyTorch, got "
-            f"{value.shape[-1]}: redblue.attention and redblue.attention_varlen take others"
+            f"{value.shape[-1]}: redblue.attention and redblue.attention_varlen take other dimensions"
         )
 
 
 @cache
 def _takes_other_widths() -> bool:
-    """Whether the ops of this PyTorch take values whose head dimension is not that of the queries."""
+    """Whether the ops of this PyTorch support values whose head dimension differs from that of the queries."""
     q, v = (torch.empty(1, 1, 1, d, device="meta") for d in (1, 2))
     out, *_ = torch.ops.aten._flash_attention_forward(q, q, v, None, None, 1, 1, 0.0, False, False)
     return out.shape[-1] == v.shape[-1]
@@ -296,7 +296,7 @@ def _strided_as(x: Tensor, result: Tensor) -> Tensor:
 
 
 def _parts(call: Call, window: Mask, scale: float | None, slopes: Tensor | None, apart: bool) -> tuple[Tensor, Tensor]:
-    """The output and lse, computed in several calls: one for each sequence if `apart`, else as alibi needs them."""
+    """The output and lse, computed in several calls: one for each sequence if `apart`, else as many as alibi needs."""
     q, k, v = call.q, call.k, call.v
     if call.lengths is not None:
         packed = packed_calls(*call.lengths, {"mask": window, "alibi": slopes}, apart)
@@ -330,7 +330,7 @@ def _slopes(call: Call, slopes: Tensor | None, starts: Tensor | None) -> Tensor 
 def _in_parts(num_splits: int | None, packed_with_slopes: bool, dropout: float) -> bool:
     """Whether a call is computed in parts, by `_parts`.
 
-    num_splits=1 asks for sums that do not depend on the other sequences; distances are counted within a sequence.
+    num_splits=1 requests sums that do not depend on the other sequences; alibi's distances count within a sequence.
     """
     if num_splits is not None and num_splits < 0:
         raise RedblueError(f"num_splits must be 0 (automatic) or more, got {num_splits}")

@@ -1,8 +1,9 @@
 """PyTorch's flash-attention ops on the CPU, where PyTorch has no kernel for them.
 
 torch.nn.attention.varlen calls these ops, and so do libraries that distribute attention over several processes. The
-kernels sit in PyTorch's dispatcher, at the CPU's key of each op, which is empty otherwise. So they hold for every
-caller in every thread, and replace nothing. PyTorch's own derivatives of the ops call the ops of the backward pass.
+kernels are registered in PyTorch's dispatcher under the CPU's key of each op, which is empty otherwise. So they serve
+every caller in every thread, and replace nothing. PyTorch's own derivatives of the ops call the ops of the backward
+pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from redblue.op.pytorch.usage import Usage
 
 
 def enable_flash_ops() -> Override:
-    """Give PyTorch's flash-attention ops kernels on the CPU, until the returned Override is disabled.
+    """Register CPU kernels for PyTorch's flash-attention ops, until the returned Override is disabled.
 
     The ops are aten::_flash_attention_forward, aten::_scaled_dot_product_flash_attention, their backward ops, and
     aten::_flash_attention_forward_no_dropout_inplace if this PyTorch has it. So torch.nn.attention.varlen runs on the
@@ -30,7 +31,7 @@ def enable_flash_ops() -> Override:
 
 @contextmanager
 def flash_ops() -> Iterator[Usage]:
-    """A context in which enable_flash_ops holds, in all threads. Contexts may nest.
+    """A context in which enable_flash_ops is in force, in all threads. Contexts may nest.
 
     Yields the record of the calls that were served and refused, with the reasons; it stays readable after the block.
     """
@@ -55,7 +56,7 @@ def _install(undo: ExitStack) -> None:
 
 
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose calls are added to the record of every request."""
+    """Wrap a function so that its calls are added to the record of every request."""
 
     @wraps(function)
     def counted(*arguments: Any, **options: Any) -> Any:

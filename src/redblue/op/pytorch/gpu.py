@@ -1,4 +1,4 @@
-"""The op's two passes on GPUs: turns a checked call into launches of kernels."""
+"""The op's two passes on GPUs: convert a checked call to launches of kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from redblue.op.pytorch.masks import mask_named
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of each row, as ops.forward."""
+    """Compute ops.forward on a GPU: the output and the log-sum-exp of each row."""
     call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
     out = q.new_empty_strided(*call.out[layouts.inside(q)])
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
@@ -50,7 +50,7 @@ def backward(
     options: Options,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, as ops.backward."""
+    """Compute ops.backward on a GPU: dq, dk, dv, the bias's gradient (empty without bias_grad) and delta."""
     call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
     layouts.check_outputs(call, dout, dlse, out, lse)
     if options.seed is not None:
@@ -107,12 +107,12 @@ def precision_of(x: Tensor) -> str:
     if x.dtype != torch.float32:
         return "ieee"
     settings = torch.backends.cuda.matmul
-    precision = getattr(settings, "fp32_precision", None)  # the old name must not be read once the new one was set
+    precision = getattr(settings, "fp32_precision", None)  # the old name must not be read after the new one was set
     return "tf32" if (settings.allow_tf32 if precision is None else precision == "tf32") else "ieee"
 
 
 def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tensors: Any) -> Iterator[Task]:
-    """The call as tasks with one leading dimension: one task, unless the strides of some tensor forbid it."""
+    """Yield the call as tasks with one leading dimension: one task, unless a tensor's strides require several."""
     check_numbers(options)
     sizes = call.sizes
     argument = options.mask or OPEN

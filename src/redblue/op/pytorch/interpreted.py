@@ -15,7 +15,7 @@ from redblue.op.pytorch import gpu, ops
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """redblue.attention by the kernels for GPUs, on tensors of a GPU or, with Triton's interpreter, of the CPU.
+    """Run redblue.attention with the GPU kernels, on tensors of a GPU or, with Triton's interpreter, of the CPU.
 
     Raises RedblueError for CPU tensors unless TRITON_INTERPRET=1 was set before Triton was imported, and for arrays
     that are not PyTorch tensors.

@@ -1,4 +1,4 @@
-"""Derives the sizes, types and memory layouts of a call from its tensors' shapes and types, for all devices."""
+"""The sizes, types and memory layouts of a call, derived from its tensors' shapes and types, for all devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redblue.op import checks
 
 
 class Expanded(NamedTuple):
-    """The sizes of a call, and the shapes to which q, k and v must be expanded; None: it has that shape already."""
+    """The sizes of a call, and the shapes to which q, k and v must be expanded; None: no expansion is needed."""
 
     sizes: Sizes
     q: tuple[int, ...] | None
@@ -55,7 +55,7 @@ class Read(NamedTuple):
 class Call(NamedTuple):
     """The facts about a call that follow from its shapes and types.
 
-    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` is the index.
+    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` returns the index of one.
     """
 
     sizes: Sizes
@@ -73,7 +73,7 @@ Form = tuple[Any, torch.dtype]  # shape and type of an option that is an array
 
 
 def forms(options: Options) -> tuple[Form | None, ...]:
-    """Shape and type of all options that are arrays, None for those not given; () if none is given."""
+    """Shape and type of all options that are arrays, None for an option that is not given; () if none is given."""
     arrays = options.arrays
     for x in arrays:
         if x is not None:
@@ -82,7 +82,7 @@ def forms(options: Options) -> tuple[Form | None, ...]:
 
 
 def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tuple[Form | None, ...]) -> Call:
-    """The call on q, k and v of these shapes and types. Raises RedblueError if no kernel takes them."""
+    """The call on q, k and v of these shapes and types. Raises RedblueError if no kernel supports them."""
     expanded = expanded_shapes(q, k, v)
     if expanded[1:] != (None, None, None):
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in (("q", q), ("k", k), ("v", v)))
@@ -125,9 +125,9 @@ def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dic
 
 
 def _pays_a_copy(x: Tensor, shape: tuple[int, ...] | None, backward: bool) -> bool:
-    """Whether a copy with dense rows is faster than reading numbers that lie apart, as those of T5's biases do.
+    """Whether a copy with dense rows is faster than strided reads, for example of T5's biases.
 
-    It is, if kernels read the array more than once: backward, or for several batch entries.
+    A copy is faster if kernels read the array more than once: backward, or for several batch entries.
     """
     return (
         x.is_cpu
@@ -143,7 +143,7 @@ def _layouts(shape: Any) -> tuple[Layout, Layout]:
 
 
 def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout:
-    """The shape, and the strides of a dense tensor whose dimensions lie in this order, outermost first."""
+    """The shape, and the strides of a dense tensor whose dimensions have this order in memory, outermost first."""
     strides, step = [0] * len(shape), 1
     for i in reversed(range(len(shape)) if order is None else order):
         strides[i] = step

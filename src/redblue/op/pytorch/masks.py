@@ -1,11 +1,12 @@
 """Masks in calls of PyTorch's ops, which cannot take Python objects: names for this process, texts for graphs.
 
-An eager call passes a name, which is drawn at random, so that it means nothing in any other process. It stays valid as
-long as someone holds the mask or an equal mask; a call holds its mask from forward to backward.
+An eager call passes a name, which is drawn at random, so that no other process knows it. A name is valid as long as the
+mask or an equal mask is alive; a call keeps its mask alive from forward to backward.
 
-A graph that PyTorch captures (torch.compile, torch.export, jit.trace) may be saved and run elsewhere. So it holds the
-mask's content as text (masks/serialised.py), which is read at the first call. A mask that is too large for a text is
-refused by exporters. A compiled graph holds its name, and the mask is held until KEPT other masks have been captured.
+A graph that PyTorch captures (torch.compile, torch.export, jit.trace) may be saved and run elsewhere. So the
+graph holds the mask's content as text (masks/serialised.py), which is read at the first call. If a mask is too large
+for a text, export refuses it, and a compiled graph holds its name; the mask is then kept alive until KEPT other masks
+have been captured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEPT = 64
 
 _lock = threading.Lock()
 _names: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
-_masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # by name: all masks that got that name, by their id
+_masks: dict[str, weakref.WeakValueDictionary[int, Mask]] = {}  # by name: all masks with this name, by their id
 _texts: weakref.WeakKeyDictionary[Mask, str] = weakref.WeakKeyDictionary()
 _of_graphs: OrderedDict[str, Mask] = OrderedDict()  # by text or name
 
@@ -44,7 +45,7 @@ def name_of(mask: Mask) -> str:
 
 
 def mask_named(name: str) -> Mask | None:
-    """The mask of a name or text, None for "". Raises RedblueError for a damaged text, and if nobody holds the mask."""
+    """The mask of a name or text, None for "". Raises RedblueError for a damaged text, and if the mask is gone."""
     if not name:
         return None
     mask = next(iter(_masks.get(name, {}).values()), None)
@@ -93,7 +94,7 @@ def _keep(name: str, mask: Mask) -> None:
 def _traced_name_of(mask: Mask) -> str:
     """The name or text of a mask in a function that is being compiled."""
     if not hasattr(mask, "rule"):  # an unfinished mask, which the tracer made
-        raise RedblueError("a mask other than a window must be made outside of what torch.compile compiles")
+        raise RedblueError("a mask other than a window must be made outside the compiled function")
     return graph_name_of(mask)
 
 

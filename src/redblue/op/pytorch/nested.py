@@ -18,7 +18,7 @@ def scaled_dot_product_attention(
     """Attention on nested tensors (batch, heads, length, d) of either layout; the result has the layout of query."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or not x.is_nested:
-            raise RedblueError(f"{name} must be a nested tensor as the others are, got {type(x).__name__}")
+            raise RedblueError(f"{name} must be a nested tensor like the others, got {type(x).__name__}")
         if x.dim() != 4:
             raise RedblueError(f"{name} must be nested as (batch, heads, length, d), got {x.dim()} dimensions")
     q, starts = _packed("query", query)
@@ -46,7 +46,7 @@ def _packed(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         if inside._ragged_idx != 1:
             raise RedblueError(f"{name} must be ragged along its lengths, (batch, heads, any, d)")
         if inside.lengths() is not None:
-            raise RedblueError(f"{name} has holes between its sequences: give it without, by .contiguous()")
+            raise RedblueError(f"{name} has holes between its sequences: call .contiguous()")
         return inside.values(), inside.offsets().cpu()
     parts = x.unbind()
     lengths = torch.tensor([0, *(part.shape[1] for part in parts)])

@@ -37,7 +37,7 @@ from redblue.op.pytorch.layouts import (
 from redblue.op.pytorch.masks import mask_named
 
 library = torch.library.Library("redblue", "FRAGMENT")
-# Outputs get the strides' order of inputs, so a compiled graph must keep that order
+# The strides of outputs have the order of the inputs' strides, so a compiled graph must keep this order
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 library.define(f"attention(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
 library.define(
@@ -45,8 +45,8 @@ library.define(
     f" {SCHEMA}, bool bias_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor delta)",
     tags=_TAGS,
 )
-# PyTorch's OpenMP threads spin for milliseconds after each of its operations. redblue uses them, because threads of its
-# own would compete with them for the CPUs.
+# PyTorch's OpenMP threads spin for milliseconds after each PyTorch operation. redblue uses these threads, because its
+# own threads would compete with them for the CPUs.
 OPENMP = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 _core.use_openmp_of(OPENMP)
 
@@ -81,7 +81,7 @@ def _arguments(
 
 
 def _attended(call: Call, options: Options, lse: Tensor | None, bias_grad: bool) -> Attended:
-    """The call's mask in the form that the core reads."""
+    """The call's mask in the form for the core."""
     mask = options.mask
     if mask is None or not mask.name:
         return _band(mask or OPEN, call.sizes)
@@ -92,7 +92,7 @@ def _attended(call: Call, options: Options, lse: Tensor | None, bias_grad: bool)
 
 @lru_cache(maxsize=1024)
 def _band(mask: MaskArgument, sizes: Sizes) -> Attended:
-    """A band in the form that the core reads."""
+    """A band in the form for the core."""
     first, end = mask.band(sizes)
     return Attended(-sizes.n_q if first is None else first, sizes.n_k + 1 if end is None else end)
 
@@ -109,9 +109,9 @@ def gpu_kernels() -> Any:
 def _on_gpu(direction: str, *arguments: Any) -> Any:
     """Run the forward or backward pass on the tensors' device. PyTorch's current device may be another one.
 
-    The ops stay opaque to torch.compile. torch.library.triton_op would show it the launches, so that it could fuse them
-    with the code before and after. But these kernels leave no shared memory for other code, and two steps need ordinary
-    Python: copying masks to the device before a graph is captured, and tuning, which times launches.
+    The ops are opaque to torch.compile. torch.library.triton_op would expose the launches, so that torch.compile could
+    fuse them with neighbouring code. But these kernels leave no shared memory for other code, and two steps need
+    ordinary Python: copying masks to the device before a graph is captured, and tuning, which times launches.
     """
     tensors = [x for value in arguments for x in (value.tensors if isinstance(value, Options) else (value,))]
     devices = {x.device for x in tensors if isinstance(x, Tensor)}
@@ -126,7 +126,7 @@ _substitute: Any = None
 
 @contextmanager
 def substituted(by: Any) -> Iterator[None]:
-    """A context in which `by.forward` and `by.backward` compute calls on CPU tensors; None: the CPU's kernels do."""
+    """A context in which `by.forward` and `by.backward` compute calls on CPU tensors; None: use the CPU's kernels."""
     global _substitute
     before, _substitute = _substitute, by
     try:
@@ -176,7 +176,7 @@ def backward(
     options: Options,
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, the row sums of dout * out less dlse."""
+    """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, the row sums of dout * out minus dlse."""
     if _substitute is not None:
         return _substitute.backward(dout, dlse, q, k, v, out, lse, options, bias_grad)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
@@ -226,7 +226,7 @@ def _flat_forward(run: Any, q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> Any:
 
 
 def _flat_backward(run: Any, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *flat: Any) -> Any:
-    """As _flat_forward, for the backward op. Its last argument is bias_grad."""
+    """Call `run` with the options of the backward op's flat arguments as one record; the last argument is bias_grad."""
     return run(dout, dlse, q, k, v, out, lse, Options.unflatten(flat[:-1]), flat[-1])
 
 

@@ -1,4 +1,4 @@
-"""Kernels of redblue in PyTorch's dispatcher: they are in force while at least one request is."""
+"""Kernels of redblue in PyTorch's dispatcher: they are in force while at least one request exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Override:
 class Kernels:
     """Kernels for some of PyTorch's ops, which are registered while at least one request is in force.
 
-    install: registers the kernels, and adds to the stack that it is given what undoes each step.
+    install: registers the kernels, and adds the undo function of each step to the given stack.
     """
 
     def __init__(self, install: Callable[[ExitStack], None]) -> None:
@@ -65,13 +65,13 @@ class Kernels:
             override.disable()
 
     def count(self, reason: str | None) -> None:
-        """Add a call to the record of every request in force. reason: why redblue did not compute it, or None."""
+        """Add a call to the record of every active request. reason: why redblue did not compute the call, or None."""
         with self._lock:
             for override in self._active:
                 override.used.add(reason)
 
     def _installed(self) -> ExitStack:
-        """Install the kernels; the result undoes it. If a step fails, the steps before it are undone."""
+        """Install the kernels, and return the stack that removes them. If a step fails, earlier steps are undone."""
         try:
             import torch  # noqa: F401
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a checked paged call on tensors depends on besides their numbers and places."""
+"""The properties of tensors that a checked paged call depends on: shapes, strides and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STRIDED = torch.strided
 
 
 def form_of(*tensors: Any) -> tuple[Any, ...] | None:
-    """Shapes, strides and types; None unless all are tensors that the CPU's kernels read as they are."""
+    """Shapes, strides and types; None unless all are tensors that the CPU's kernels read in place."""
     if ops.substitute() is not None:
         return None
     gradients = torch.is_grad_enabled()

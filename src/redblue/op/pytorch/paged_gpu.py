@@ -1,4 +1,4 @@
-"""attention_paged on GPUs: turns a checked call into launches of the kernels for pages."""
+"""attention_paged on GPUs: converts a checked call to launches of the kernels for pages."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from redblue.op.paged_cpu import sizes_of
 from redblue.op.pytorch.gpu import precision_of
 from redblue.op.pytorch.layouts import name_of
 
-KEPT = 8  # layouts of recent calls, since layers of a model have the same
+KEPT = 8  # layouts of recent calls in the cache, because all layers of a model have the same layout
 
 
 def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     """The output, of call.shape, and the log-sum-exp of each row; None, with a warning, if no tiles fit the card.
 
-    page_table: the caller's, which is read in place if it is a tensor on q's device. Raises RedblueError for options
-    that do not fit the call.
+    page_table: the caller's table, which is read in place if it is a tensor on q's device. Raises RedblueError for
+    options that do not fit the call.
     """
     q, sums = call.q, getattr(torch, sum_dtype(name_of(call.q.dtype)))
     out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
@@ -48,7 +48,7 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
         try:
             if len(q) and q.shape[1]:
                 _run(task, _placed(call, task))
-        except Unplanned as failure:  # before the first launch, since the smallest tiles of all calls are the same
+        except Unplanned as failure:  # raised before the first launch, since all calls have the same smallest tiles
             warnings.warn(f"{failure}; the keys and values of each sequence are gathered instead", stacklevel=4)
             return None
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])
@@ -76,10 +76,10 @@ def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTa
 
 
 def _on_device(page_table: Any, checked: np.ndarray, device: torch.device) -> Tensor:
-    """The caller's page table, or a copy of the checked one on the device.
+    """The caller's page table, or a copy of the checked table on the device.
 
-    Tables of shorter numbers are copied, since Triton 3.6 cannot compile products in float64 whose addresses depend on
-    numbers of fewer than 32 bits.
+    Tables of narrow integers are copied, since Triton 3.6 cannot compile products in float64 whose addresses depend on
+    integers of fewer than 32 bits.
     """
     if isinstance(page_table, Tensor) and page_table.device == device:
         return page_table if page_table.element_size() >= 4 else page_table.int()
@@ -98,7 +98,7 @@ def _window(mask: Mask | None) -> tuple[int | None, int | None]:
 
 
 def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Options:
-    """The options as kernels read them: arrays of the types and shapes that PagedTask names."""
+    """The options in the form for kernels: arrays of the types and shapes that PagedTask documents."""
     expanded: dict[str, Tensor] = {}
     for name, rules, x in options.present_arrays():
         if not isinstance(x, Tensor) or x.device != q.device:
@@ -152,7 +152,7 @@ def _placed(call: PagedCall, task: PagedTask) -> _Placed:
 
 
 class _Request(NamedTuple):
-    """Everything that a layout depends on. starts, lengths, table: the bytes of those of Sequences."""
+    """Everything that a layout depends on. starts, lengths, table: the bytes of these arrays of Sequences."""
 
     starts: bytes
     lengths: bytes
@@ -160,7 +160,7 @@ class _Request(NamedTuple):
     page: int
     window: tuple[int | None, int | None]  # PagedTask.first and .end
     newest: int  # columns of the tree; 0: none
-    prefix: int  # pages that all sequences share; -1: to be found
+    prefix: int  # pages that all sequences share; -1: not known yet
     group: int
     span_per_row: float
 
@@ -187,7 +187,7 @@ def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[
         request.page,
         -1 if first is None else -first,
         -1 if end is None else end - 1,
-        table.ctypes.data if request.newest else 0,  # only whether there is a tree matters
+        table.ctypes.data if request.newest else 0,  # any address says that there is a tree
         request.newest,
         request.prefix,
     )

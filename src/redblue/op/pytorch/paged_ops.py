@@ -1,7 +1,7 @@
 """The PyTorch ops redblue::attention_paged and redblue::append_paged, for graphs: torch.compile, export, fake tensors.
 
-Eager calls do not pass through them. The ops have no derivatives. They check tables and lengths when they run, because
-a graph knows no values.
+Eager calls do not use them. The ops have no derivatives. They check tables and lengths at run time, because a graph
+has no values before that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ library.define(
 
 
 def observed(*tensors: Any) -> bool:
-    """Whether something but eager PyTorch sees a call on these: then it must be a call of an op."""
+    """Whether something other than eager PyTorch observes a call on these tensors, so that it must call an op."""
     return all(isinstance(x, Tensor) for x in tensors) and not is_plain(*tensors)
 
 
@@ -52,7 +52,7 @@ def attention_paged(
     prefix_pages: int | None,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """As paged_direct.computed, by the op."""
+    """paged_direct.computed as a call of the op."""
     mask, tree = _mask_and_tree(options.mask)
     options = checked(options._replace(mask=None))
     arrays = {name: x for name, _, x in options.present_arrays()}
@@ -67,7 +67,7 @@ def attention_paged(
 def append_paged(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Any, lengths_k: Any, cu_seqlens: Any
 ) -> Any:
-    """As paged_direct.appended, by the op. In a graph that is not one of torch.compile, the lengths stay a tensor."""
+    """paged_direct.appended as a call of the op. In graphs not made by torch.compile, the lengths stay a tensor."""
     _check_tensors({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
     starts = None if cu_seqlens is None else _tensor("cu_seqlens", cu_seqlens)
@@ -96,7 +96,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
     """Raise RedblueError unless all are dense tensors without tangents."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
-            raise RedblueError(f"{name} must be a PyTorch tensor as the others are, got {type(x).__name__}")
+            raise RedblueError(f"{name} must be a PyTorch tensor like the others, got {type(x).__name__}")
         if x.is_nested or x.layout != torch.strided:
             raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
@@ -156,7 +156,7 @@ def _without_gradients(op: Any, names: tuple[str, ...]) -> Any:
 
 
 def _no_vmap(*arguments: Any) -> Any:
-    raise RedblueError("vmap is not for paged caches: sequences of one call may have any lengths, so give one call")
+    raise RedblueError("vmap is not for paged caches: give all sequences in one call, since they may have any lengths")
 
 
 for name, kernel, fake in (

@@ -20,9 +20,9 @@ def used_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Copies of the keys and values that the sequences use, packed as (total, heads, d), and their cumulative lengths.
 
-    starts: the cumulative lengths of the queries. used: how many keys of each sequence are used. Without a table, the
-    keys of sequence i begin at key_starts[i]. With one, key and value are (pages, page size, heads, d), and table[i]
-    names the pages of sequence i.
+    starts: the cumulative lengths of the queries. used: number of used keys of each sequence. Without a table, the
+    keys of sequence i begin at key_starts[i]. With a table, key and value are (pages, page size, heads, d), and
+    table[i] names the pages of sequence i.
     """
     sequences = len(starts) - 1
     if used is None:

@@ -1,4 +1,4 @@
-"""Positions of calls on tensors: packed into one tensor on the device of q, as PyTorch's ops take them."""
+"""Positions of calls on tensors: packed into one tensor on the device of q, for PyTorch's ops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """The call's positions as redblue.kernels.positions packs them.
 
-    Raises RedblueError for positions that do not fit the call. Places outside the whole problem are refused here if
-    they come from the CPU's memory and a GPU computes; the op for the CPU refuses them itself.
+    Raises RedblueError for positions that do not fit the call. Positions outside the whole problem are refused here if
+    they are in CPU memory and a GPU computes; the op for the CPU refuses them itself.
     """
     positions = options.positions
     q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))
@@ -35,7 +35,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         parts.append(part.to(torch.int64))
     on_cpu = all(x.device.type == "cpu" for x in parts)
     device = torch.device("cpu") if on_cpu else q.device
-    # Filled on the device: a copy would wait for the device. The numbers may be symbolic.
+    # Fill the tensors on the device: a copy would wait for the device. The numbers may be symbolic.
     whole = [torch.full((1,), x, dtype=torch.int64, device=device) for x in numbers]
     result = torch.cat([*whole, *(x.to(device) for x in parts)])
     elsewhere = q.device.type != "cpu" or ops.substitute() is not None

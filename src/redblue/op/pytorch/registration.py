@@ -14,5 +14,5 @@ def register_ops() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise RedblueError("redblue's ops are PyTorch's: pip install 'redblue[torch]'") from None
+        raise RedblueError("redblue's ops need PyTorch: pip install 'redblue[torch]'") from None
     from redblue.op.pytorch import autograd, paged_ops  # noqa: F401 (defines the ops, and their derivatives)

@@ -1,11 +1,11 @@
 """An override that sends F.scaled_dot_product_attention of unmodified PyTorch models through redblue.
 
-The override sits in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on GPUs. So
-it holds for every caller of that function, under any name, in every thread. It acts before PyTorch chooses one of its
-own kernels; on a GPU, only the slow ones take masks or head dimensions above 256. PyTorch itself computes the calls
-that redblue does not take, all calls while the user has chosen among PyTorch's kernels (torch.nn.attention.sdpa_kernel,
-torch.backends.cuda.enable_flash_sdp and the like), and calls on other devices. A compiled function keeps the state of
-the override and the choice of kernels at the time of its compilation.
+The override is registered in PyTorch's dispatcher, at aten::scaled_dot_product_attention for tensors on the CPU and on
+GPUs. So it serves every caller of this function, under any name, in every thread. It acts before PyTorch chooses one of
+its own kernels; on a GPU, only PyTorch's slow kernels support masks or head dimensions above 256. PyTorch itself
+computes the calls that redblue does not support, all calls while the user has chosen among PyTorch's kernels
+(torch.nn.attention.sdpa_kernel, torch.backends.cuda.enable_flash_sdp and the like), and calls on other devices. A
+compiled function keeps the state of the override and the choice of kernels at the time of its compilation.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TRANSFORMED = "the call is inside a transform of torch.func, such as vmap or gra
 def enable_sdpa() -> Override:
     """Send every F.scaled_dot_product_attention through redblue, until the returned Override is disabled.
 
-    This holds on the CPU and, if Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue
-    does not take, and all calls under a torch.nn.attention.sdpa_kernel of the user, inside or outside; `used` of the
-    Override counts them. Meanwhile nn.MultiheadAttention and nn.TransformerEncoder call the function in eval mode, too:
-    their fast path, which does not, is off. Raises RedblueError if PyTorch is not installed.
+    This works on the CPU and, if Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue
+    does not support, and all calls under the user's torch.nn.attention.sdpa_kernel, whether inside or outside; `used`
+    of the Override counts them. The fast path of nn.MultiheadAttention and nn.TransformerEncoder is turned off, so that
+    they call the function in eval mode, too. Raises RedblueError if PyTorch is not installed.
     """
     return _kernels.request()
 
 
 @contextmanager
 def sdpa() -> Iterator[Usage]:
-    """A context in which enable_sdpa holds, in all threads. Contexts may nest.
+    """A context in which enable_sdpa is in force, in all threads. Contexts may nest.
 
     Yields the record of the calls that were served and refused, with the reasons; it stays readable after the block.
     """
@@ -45,7 +45,7 @@ def sdpa() -> Iterator[Usage]:
         yield used
 
 
-# Both keys of a device: a tensor has the second one except in inference mode. ROCm's tensors have CUDA's keys.
+# Both dispatch keys of a device: a tensor has the second key except in inference mode. ROCm's tensors have CUDA's keys.
 KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
 
 
@@ -64,7 +64,7 @@ def _install(undo: ExitStack) -> None:
     torch.backends.mha.set_fastpath_enabled(_OFF)
 
 
-# PyTorch takes 0 for False. It tells the override's setting from a user's, which is True or False.
+# PyTorch accepts 0 as False. The value 0 distinguishes the override's setting from a user's, which is True or False.
 _OFF: Any = 0
 
 
@@ -108,10 +108,10 @@ _kernels = Kernels(_install)
 
 
 def _reason_against() -> str | None:
-    """Return why PyTorch should compute a call, whatever its arguments; None if redblue should."""
+    """Return the reason why PyTorch should compute all calls, whatever their arguments; None if there is none."""
     import torch
 
-    # Within torch.func's transforms the dispatcher is already past the point where our autograd.Function could be used
+    # Within torch.func's transforms, the dispatcher has already passed the point where our autograd.Function could act
     if torch._C._are_functorch_transforms_active():
         return TRANSFORMED
     for is_enabled in _backend_switches():  # a loop, because a generator slows tiny calls down
@@ -122,7 +122,7 @@ def _reason_against() -> str | None:
 
 @cache
 def _backend_switches() -> tuple[Callable[[], bool], ...]:
-    """Return the functions that tell whether a kernel of PyTorch's is enabled; all are by default."""
+    """Return the functions that tell whether a kernel of PyTorch is enabled; by default all kernels are."""
     import torch
 
     kernels = ("flash", "mem_efficient", "math", "cudnn", "overrideable")  # older versions lack some

@@ -1,8 +1,8 @@
 """Sharding rules of redblue's ops for DTensors, PyTorch's tensors that are distributed over a mesh of processes.
 
 Attention is independent for each leading dimension and for each head. So processes may hold parts of these dimensions,
-and each computes its part without communication. DTensor gathers any other placement, or a mask or a bias that differs,
-before the call.
+and each computes its part without communication. If the placement is different, or a mask or a bias differs between
+parts, DTensor gathers the tensors before the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.options import ARRAYS, Options
 from redblue.op.pytorch.masks import mask_named
 
-Placements = tuple[list[Any], list[Any]]  # of the outputs, of the arguments
+Placements = tuple[list[Any], list[Any]]  # placements of the outputs, and of the arguments
 
 
 def prepare(tensors: list[Any], options: Options) -> None:
@@ -32,7 +32,9 @@ def prepare(tensors: list[Any], options: Options) -> None:
         if options.dropout and options.seed is None:
             raise RedblueError("dropout of DTensors needs a seed, which all processes share: give one")
         if options.positions is not None:
-            raise RedblueError("positions are of a process's own block: give q, k and v as its tensors, not DTensors")
+            raise RedblueError(
+                "positions describe a process's own block: give q, k and v as local tensors, not DTensors"
+            )
 
 
 def has_distributed(tensors: Iterable[Any]) -> bool:
@@ -61,7 +63,7 @@ _register_while_tracing._dynamo_marked_constant = True
 
 
 def forward_placements(q: Any, k: Any, v: Any, *flat: Any) -> list[Placements]:
-    """The placements that redblue::attention takes on each dimension of a mesh. The arguments have shapes, no data."""
+    """The placements that redblue::attention supports on each mesh dimension. The arguments have shapes but no data."""
     options = Options.unflatten(flat)
     return [
         ([placement(dim)] * 2, [placement(dim)] * 3 + _options(options, dim, q.ndim))
@@ -72,7 +74,7 @@ def forward_placements(q: Any, k: Any, v: Any, *flat: Any) -> list[Placements]:
 def backward_placements(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *flat: Any
 ) -> list[Placements]:
-    """As forward_placements, for redblue::attention_backward. A broadcast bias gets a part of its gradient's sum."""
+    """The placements that redblue::attention_backward supports. The gradient of a broadcast bias is a partial sum."""
     from torch.distributed.tensor import Partial, Replicate
 
     options, bias_grad = Options.unflatten(flat[:-1]), flat[-1]

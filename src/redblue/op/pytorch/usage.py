@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MAX_REASONS = 100  # reasons name shapes, of which a long run may see any number
+MAX_REASONS = 100  # limit of stored reasons: they name shapes, and a long run may see any number of shapes
 OTHER = "other reasons"
 
 

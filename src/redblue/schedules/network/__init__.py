@@ -16,7 +16,7 @@ from redblue.schedules.network.placement import PLACEMENTS, Placement, placement
 
 
 class NetworkSchedule(NamedTuple):
-    """A family of grids, and how keys travel on them.
+    """A family of grids, and the route of the keys on them.
 
     source: paper, or the derivation. grids(processes): the shapes to choose from.
     """
@@ -81,7 +81,7 @@ def layouts(
 ) -> list[Layout]:
     """The layouts of a schedule that can divide the heads. Raises RedblueError, which says why, if there is none.
 
-    per_head: a mask with planes, in the place of the problem's.
+    per_head: a mask with planes that replaces the problem's mask.
     """
     schedule = get(name)
     queries = placement_of(placement, problem.n_q, processes)
@@ -92,7 +92,7 @@ def layouts(
 
 
 def fewest_words(candidates: list[Layout]) -> Layout:
-    """The layout on which the busiest process moves the fewest words; the others forget their rows."""
+    """The layout whose busiest process moves the fewest words. The other layouts drop their cached rows."""
     best = candidates[0]
     for other in candidates[1:]:
         worse = other
@@ -141,7 +141,7 @@ def count(c: Layout, capacity: int | None = None) -> CountingNetwork:
 
 def traffic(c: Layout) -> Traffic | closed_form.Words:
     """The words of each process: by the closed form for a full mask, by a count for any other."""
-    if "traffic" not in c.__dict__:  # kept with the layout, so that it goes when the layout goes
+    if "traffic" not in c.__dict__:  # kept with the layout, so that both are freed together
         c.__dict__["traffic"] = closed_form.words(c) if c.mask.is_full else count(c).traffic
     return c.__dict__["traffic"]
 

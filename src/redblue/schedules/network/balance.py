@@ -1,7 +1,7 @@
 """Balance of a mask's pairs over processes: the pairs and the missing keys of each process, and the best placement.
 
-A process computes the rows of its own tokens. The keys that its rows attend and that it does not hold have to come from
-other processes: no schedule that leaves rows in place moves fewer.
+A process computes the rows of its own tokens. It must receive the keys that its rows attend and that it does not
+hold: no schedule that leaves rows in place moves fewer keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redblue.schedules.network.placement import PLACEMENTS, Placement, placement
 
 TOLERANCE = 0.02  # placements whose busiest process has at most this share more pairs than the best count as balanced
 MOST_TOKENS = 4 / 3  # most tokens of one process, over the mean: other layers' work is proportional to tokens
-BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # of the partitions into blocks that are tried
+BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # numbers of blocks that are tried
 
 
 class Balance(NamedTuple):
@@ -77,9 +77,9 @@ def _missing(mask: Mask, n: int, own: np.ndarray) -> np.ndarray:
 def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
     """Return the placement of n tokens on `world_size` processes that balances the mask's pairs with the fewest words.
 
-    Tried are the named placements, blocks dealt in turn, the heaviest block to the process with the fewest pairs, and
-    consecutive parts with the same number of pairs. Among those within 2 % of the best balance, the one with the fewest
-    missing keys is chosen. No process gets more than 4/3 of the mean number of tokens.
+    The candidates are the named placements, blocks dealt in turn, blocks dealt heaviest first to the process with the
+    fewest pairs, and consecutive parts with the same number of pairs. Among the candidates within 2 % of the best
+    balance, the one with the fewest missing keys is chosen. No process gets more than 4/3 of the mean number of tokens.
     Raises RedblueError if the mask does not fit n queries and keys, or n is less than `world_size`.
     """
     n, world_size = whole_number("n", n), whole_number("world_size", world_size)
@@ -105,7 +105,7 @@ def _share(pairs: np.ndarray, placement: Placement) -> float:
 
 
 def _candidates(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
-    """Yield placements of all tokens; of two that are equally good, the first is chosen."""
+    """Yield placements of all tokens; the first of equally good ones is chosen."""
     n = len(pairs)
     yield from (placement_of(name, n, world_size) for name in PLACEMENTS)
     weighted = weighted_contiguous(pairs, world_size)

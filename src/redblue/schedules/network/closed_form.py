@@ -34,8 +34,8 @@ def words(c: Layout) -> Words:
     own, own_keys = np.array(c.queries.lengths), np.array(c.keys.lengths)
     grid = c.grid
     row, col, _ = np.array([grid.place(p) for p in range(grid.processes)]).T
-    queries = np.bincount(row, own, grid.rows).astype(np.int64)[row]  # of a process's row
-    keys = np.bincount(col, own_keys, grid.cols).astype(np.int64)[col]  # of its column
+    queries = np.bincount(row, own, grid.rows).astype(np.int64)[row]  # queries of a process's row
+    keys = np.bincount(col, own_keys, grid.cols).astype(np.int64)[col]  # keys of a process's column
     node = np.bincount(row * grid.cols + col, own_keys, grid.rows * grid.cols).astype(np.int64).reshape(grid.rows, -1)
     before, after = (node[(row + i) % grid.rows, col] for i in (-1, 1))
     asked_width = sum(c.width(array, grid.head_parts) for array in asked)
@@ -46,7 +46,7 @@ def words(c: Layout) -> Words:
 
     sent = own * row_makers * asked_width + (queries - own) * result_width
     received = (queries - own) * asked_width + own * row_makers * result_width
-    # Keys reach every other process of the column once; the gradients of the keys go the same ways backwards.
+    # Keys reach every other process of the column once; the gradients of the keys take the same routes in reverse.
     by_ring = own_keys * (grid.head_parts - 1) + (keys - after if grid.rows > 1 else 0)
     sent = sent + (by_ring if ring else own_keys * col_makers) * key_width
     received = received + (keys - own_keys) * key_width

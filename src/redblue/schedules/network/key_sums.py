@@ -11,7 +11,7 @@ ARRAYS = ("dk_sum", "dv_sum")
 
 
 def move_key_sums(net: Network, c: Layout, step: int) -> None:
-    """Send the gradients of this step's keys to the next process, and add those received in the previous step."""
+    """Send the gradients of this step's keys to the next process, and add the gradients that arrived a step earlier."""
     (_pass if c.travel == "ring" else _send_home)(net, c, step)
 
 
@@ -20,8 +20,7 @@ def finish_key_sums(net: Network, c: Layout) -> None:
     (_finish_ring if c.travel == "ring" else _finish_direct)(net, c)
 
 
-# Along a ring: each process adds its part and passes the sum on; the last one passes it to the process where the keys
-# came from.
+# Along a ring: each process adds its part and passes the sum on; the last one passes it to the owner of the keys.
 
 
 def _pass(net: Network, c: Layout, step: int) -> None:

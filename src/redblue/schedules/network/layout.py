@@ -38,7 +38,7 @@ class Grid(NamedTuple):
         return heads % parts == 0 and (kv_heads % parts == 0 or parts % kv_heads == 0)
 
     def at(self, row: int, col: int, part: int) -> int:
-        """The process there; rows wrap around."""
+        """The process at this place; rows wrap around."""
         return (row % self.rows * self.cols + col) * self.head_parts + part
 
     def place(self, process: int) -> tuple[int, int, int]:
@@ -47,7 +47,7 @@ class Grid(NamedTuple):
         return *divmod(node, self.cols), part
 
     def node(self, row: int, col: int) -> tuple[int, ...]:
-        """The processes there, whose tokens make one unit of queries and one unit of keys."""
+        """The processes at this place, whose tokens make one unit of queries and one unit of keys."""
         return tuple(self.at(row, col, part) for part in range(self.head_parts))
 
 
@@ -72,10 +72,10 @@ WHOLE = -1
 class Layout:
     """A problem on a grid.
 
-    queries, keys: the placements of the two sequences. travel: how keys come to a process of a grid with several rows:
-    "ring", from the row before, one unit after another; "direct", from their owners, one unit after another; "gather",
-    from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads, in
-    the place of the problem's.
+    queries, keys: the placements of the two sequences. travel: the route of keys to a process of a grid with several
+    rows: "ring", from the previous row, one unit after another; "direct", from their owners, one unit after another;
+    "gather", from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads
+    that replaces the problem's mask.
 
     Raises RedblueError if the heads cannot be divided into the parts, and for the direction gradient_x.
     """
@@ -109,7 +109,7 @@ class Layout:
 
     @cached_property
     def kv_parts(self) -> int:
-        """How many parts the key heads have."""
+        """Number of parts of the key heads."""
         return min(self.grid.head_parts, self.problem.kv_heads)
 
     def width(self, array: str, parts: int) -> int:
@@ -127,7 +127,7 @@ class Layout:
     # Units of tokens --------------------------------------------------------------------------
     @property
     def steps(self) -> int:
-        """How many times keys arrive at a process, its own included."""
+        """Number of times that keys arrive at a process, its own keys included."""
         return 1 if self.travel == "gather" else self.grid.rows
 
     def keys_at(self, process: int, step: int) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class Layout:
         return [self.grid.node(row, (col + i) % self.grid.cols) for i in range(1, self.grid.cols)]
 
     def query_makers(self, process: int) -> list[int]:
-        """The processes that compute with the queries of a process: those of its row."""
+        """The processes that compute with the queries of a process: the processes of its row."""
         row, _, _ = self.grid.place(process)
         return [maker for col in range(self.grid.cols) for maker in self.grid.node(row, col)]
 
@@ -159,7 +159,7 @@ class Layout:
         return [maker for i in rows for maker in self.grid.node(i, col)]
 
     def neighbour(self, process: int, step: int) -> int:
-        """The process `step` rows further, with the same part of the heads."""
+        """The process `step` rows further on, with the same part of the heads."""
         row, col, part = self.grid.place(process)
         return self.grid.at(row + step, col, part)
 
@@ -186,7 +186,7 @@ class Layout:
         return [numbers_below(self.problem.n_k)[:n] for n in self.keys.lengths]
 
     def forget_rows(self) -> None:
-        """Give back the memory of all numbers of rows; they are found again when they are needed."""
+        """Free all arrays of row numbers; they are computed again when they are needed."""
         for name in [name for name in self.__dict__ if name.startswith("_")]:
             del self.__dict__[name]
 
@@ -216,12 +216,12 @@ class Layout:
         return self.all_rows(shard, False) if shard == process else self.needed_queries(process, shard)
 
     def passed_keys(self, process: int, step: int, shard: int) -> np.ndarray:
-        """The rows of a shard of keys that a ring passes to a process in a step, for itself and those behind it."""
+        """The rows of a shard of keys that a ring passes to a process in a step, for it and for the later processes."""
         needs = [self.needed_keys(self.neighbour(process, t), shard) for t in range(self.grid.rows - step)]
         return self.union(needs, shard)
 
     def summed_keys(self, process: int, step: int, shard: int) -> np.ndarray:
-        """The rows of a shard of keys whose gradients a ring adds up until it leaves a process after a step."""
+        """The rows of a shard of keys whose gradients a ring has added up when they leave a process after a step."""
         needs = [self.needed_keys(self.neighbour(process, -t), shard) for t in range(step)]
         return self.union(needs, shard)
 
@@ -268,7 +268,7 @@ class Layout:
         return {}
 
 
-# The columns of each array, and those that have key heads. "_sum": a partial result in the type of sums.
+# The columns of each array, and the arrays that have key heads. "_sum": a partial result in the type of sums.
 COLUMNS = {
     **dict.fromkeys(("q", "dq", "dq_sum"), "d"),
     **dict.fromkeys(("k", "dk", "dk_sum"), "d"),
@@ -286,7 +286,7 @@ def _together(placement: Placement, shards: Sequence[int]) -> np.ndarray:
 
 
 def _among(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The rows of a shard, whose positions are given, that are among the wanted positions."""
+    """The rows of a shard with these positions that are among the wanted positions."""
     if not len(wanted):
         return np.zeros(0, np.int64)
     place = np.minimum(np.searchsorted(wanted, positions), len(wanted) - 1)
@@ -294,7 +294,7 @@ def _among(positions: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _compact(rows: np.ndarray, n: int) -> np.ndarray:
-    """The same rows, ascending and below n; consecutive ones share the memory of all layouts' rows."""
+    """The same rows, ascending and below n; consecutive rows are a view of the array that all layouts share."""
     if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
         return rows
     return numbers_below(n)[rows[0] : rows[-1] + 1]

@@ -11,7 +11,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError, UnknownName
 
-LAYOUTS_KEPT = 8  # in caches: each takes up to tens of bytes per token of the whole sequences
+LAYOUTS_KEPT = 8  # layouts in a cache: each takes up to tens of bytes per token of the whole sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ PLACEMENTS: dict[str, Callable[[int, int], Placement]] = {
 
 
 def placement_of(placement: Any, n: int, world_size: int) -> Placement:
-    """The placement of that name, or the given one. Raises RedblueError unless it fits n tokens and the processes."""
+    """The placement of that name, or `placement` itself. Raises RedblueError unless it fits n tokens and processes."""
     if isinstance(placement, str):
         if placement not in PLACEMENTS:
             raise UnknownName("placement", placement, PLACEMENTS)

@@ -1,6 +1,6 @@
-"""Attention on a grid of processes, forward and backward: which blocks move when, and which blocks are computed.
+"""Attention on a grid of processes, forward and backward: the order in which blocks move and are computed.
 
-Queries go to the processes of their row, keys come to those of their column (for each part of the heads), partial
+Queries go to the processes of their row and keys to the processes of their column (for each part of the heads). Partial
 results go back to the owners of their rows. All schedules of the table in `redblue.schedules.network` are this program
 on grids of different shapes.
 
@@ -44,7 +44,7 @@ def backward(net: Network, c: Layout) -> None:
     """Gradients of sum(dout * out) + sum(dlse * lse).
 
     Inputs: Part("q" | "k" | "v" | "dout" | "lse" | "delta", p, part) of each process p; delta is the sum of dout * out
-    over a row, less dlse. Outputs: Part("dq" | "dk" | "dv", p, WHOLE).
+    over a row, minus dlse. Outputs: Part("dq" | "dk" | "dv", p, WHOLE).
     """
     totals = {p: [Part(f"{array}_sum", p, WHOLE) for array in GRADIENTS] for p in net.here}
     for p, names in totals.items():
@@ -102,7 +102,7 @@ def _gather_queries(net: Network, c: Layout, arrays: Sequence[str]) -> None:
 
 
 def _results_home(net: Network, c: Layout, own: bool, arrays: Sequence[str]) -> None:
-    """Send the results for the queries of other processes to them, rounded if no other process adds to them."""
+    """Send the results for other processes' queries to these processes, rounded if no other process adds to them."""
     messages = []
     for p in range(net.processes):
         for unit in _units(c, p, own):
@@ -143,7 +143,7 @@ def _results(c: Layout, owner: int, array: str) -> list[Part]:
 
 
 def _key_steps(net: Network, c: Layout) -> Iterator[int]:
-    """Yield each step once its keys are on their way, with the keys of the next step sent before."""
+    """Yield each step after its keys and the keys of the next step have been sent."""
     _send_keys(net, c, 0)
     for step in range(c.steps):
         if step + 1 < c.steps:
@@ -218,7 +218,7 @@ def _attend_backward(net: Network, c: Layout, p: int, unit: Iterable[int], step:
 
 
 def _live(c: Layout, p: int, unit: Iterable[int], step: int) -> tuple[list[int], list[int]]:
-    """The shards of a unit of queries, and of the keys of a step, of which a process computes with some rows."""
+    """The shards of a unit of queries, and of a step's keys, from which a process uses at least one row."""
     owners = [owner for owner in unit if len(c.query_rows(p, owner))]
     return owners, [shard for shard in c.keys_at(p, step) if len(c.needed_keys(p, shard))]
 

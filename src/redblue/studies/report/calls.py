@@ -21,13 +21,13 @@ from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.problem import Problem
 
 # The largest allowed error of the checked rows against float64, relative in the Frobenius norm. Results of 16 bits are
-# rounded once; with bfloat16, P and dS are rounded before. PyTorch's result may differ from ours by
+# rounded once; with bfloat16, P and dS are rounded, too. PyTorch's result may differ from ours by
 # PYTORCH_TOLERANCE times as much.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 PYTORCH_TOLERANCE = 4
 
 CHECKED = 5  # the number of rows, and of keys, that are checked against float64
-ROUNDS, ROUND_SECONDS = 3, 0.02  # the best round counts; a round repeats the call for ROUND_SECONDS
+ROUNDS, ROUND_SECONDS = 3, 0.02  # the time is the best round's; a round repeats the call for ROUND_SECONDS
 ENOUGH_SECONDS = 0.5  # a first call that takes longer is not repeated
 
 LOWEST = -1e4  # replaces -inf, the log-sum-exp of a row that attends no key
@@ -42,9 +42,9 @@ def pytorch() -> Any:
 
 
 def sizes_of(problem: Problem) -> cpu.Sizes:
-    """The sizes of a problem of one batch, as the kernel takes them.
+    """The sizes of a problem of one batch, in the form for the kernel.
 
-    Raises RedblueError, which says why, if no kernel takes the problem.
+    Raises RedblueError, with the reason, if no kernel supports the problem.
     """
     p = problem
     check_dtypes({"the arrays": p.dtype})
@@ -61,11 +61,11 @@ def computed_in(dtype: str) -> str:
 class Call:
     """One call of the kernel, forward or backward, for a problem of one batch on random numbers.
 
-    Raises RedblueError if no kernel takes the problem.
+    Raises RedblueError if no kernel supports the problem.
     """
 
     def __init__(self, problem: Problem) -> None:
-        pytorch()  # loaded first, because the number of threads depends on it
+        pytorch()  # load PyTorch first, because the number of threads depends on it
         self.problem, self.sizes, self.threads = problem, sizes_of(problem), api.default_threads()
         self.backward = problem.direction == "backward"
         self.tile = cpu.plan_tile(problem.direction, self.sizes, problem.dtype)
@@ -136,7 +136,7 @@ class Call:
         return np.concatenate([pairs.dense(range(row, row + 1), range(self.problem.n_k)) for row in rows])[:, keys]
 
     def wrong(self) -> str:
-        """Say which results are too far from float64; "" if none is."""
+        """Name the results that are too far from float64; "" if there are none."""
         allowed = TOLERANCE[self.problem.dtype]
         faults = [f"{name} {error:.1e}" for name, error in self.errors().items() if not error <= allowed]
         if not faults:
@@ -166,7 +166,7 @@ class Call:
 
         def tensor(name: str) -> Any:
             array = self.arrays[name][None]
-            if array.dtype == bfloat16:  # torch.from_numpy does not know the type
+            if array.dtype == bfloat16:  # torch.from_numpy does not support this type
                 return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
             return torch.from_numpy(array)
 

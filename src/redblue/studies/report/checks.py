@@ -23,8 +23,8 @@ class Check:
 
     chosen_for: the shape and the boundary whose plan chose the schedule. capacity_words: the size of the cache in which
     it ran. expected_words, expected_peak: from the closed form; with a mask the run's peak may be smaller.
-    counted_words, counted_peak, error: from the run; error is relative to the float64 reference. They are None if the
-    run was broken off. failure: why the check failed, "" if it passed.
+    counted_words, counted_peak, error: from the run, or None if the run was aborted; error is relative to the float64
+    reference. failure: the reason why the check failed, "" if it passed.
     """
 
     schedule: str
@@ -99,9 +99,9 @@ def run(schedule: str, problem: Problem, words: int, chosen_for: str) -> Check:
     counted = result.count
     failures = []
     if (counted.reads, counted.writes) != (cost.reads, cost.writes):
-        failures.append(f"the closed form says {cost.words} words, the run moved {counted.words}")
+        failures.append(f"the closed form has {cost.words} words, the run moved {counted.words}")
     if counted.peak > cost.peak:
-        failures.append(f"the closed form says that {cost.peak} words are held at most, the run held {counted.peak}")
+        failures.append(f"the closed form has a peak of {cost.peak} words, the run held {counted.peak}")
     if not result.error <= TOLERANCE:
         failures.append(f"the relative error is {result.error:.1e}, at most {TOLERANCE:.0e} is allowed")
     error = result.error if math.isfinite(result.error) else None

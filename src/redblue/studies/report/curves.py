@@ -56,14 +56,14 @@ class Curve:
 
     @property
     def regimes(self) -> Iterator[tuple[str, float, float]]:
-        """(regime, from, to): the capacities between which each regime holds, within those of the curve."""
+        """(regime, from, to): the range of capacities of each regime, within the curve's capacities."""
         low, high = self.capacities[0], self.capacities[-1]
         edges = [high, *(min(max(point, low), high) for point in reversed(self.dividing_points.values())), low]
         return ((regime, edges[i + 1], edges[i]) for i, regime in enumerate(REGIMES) if edges[i + 1] < edges[i])
 
 
 def curve_key(problem: Problem) -> Problem:
-    """Return a key that problems with the same curve share: one stream, and words of the same size."""
+    """Return one stream of the problem, in a number type of the same size: problems with equal keys share a curve."""
     return replace(problem.one_stream(), dtype={2: "float16"}.get(problem.bytes_per_word, problem.dtype))
 
 

@@ -143,9 +143,9 @@ def collect(
 ) -> Report:
     """Make the report: plan every shape of `models` on `memories` and their devices, compute its curve, run the checks.
 
-    progress(done, total, label): called before each step, with the label of that step. command: the command line of the
-    report; None for one that names the same models and memories. measure: also run each shape's kernel on this machine,
-    if the machine is among the memories. results: results of experiments to show. Raises RedblueError if there is no
+    progress(done, total, label): called before each step, with the label of this step. command: the command line of the
+    report; None: make one from the models and memories. measure: also run each shape's kernel on this machine, if this
+    machine is among the memories. results: results of experiments to show. Raises RedblueError if there is no
     model or no memory.
     """
     if not models or not memories:

@@ -14,7 +14,7 @@ from redblue.studies.ticks import log_ticks
 
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])
-WIDE = 600  # the width in pixels from which the plot has room for the names of the regimes
+WIDE = 600  # pixels: at this width or more, the plot shows the names of the regimes
 LANE = 36  # the height in pixels of each machine's line above the plot
 MARKED_EVERY = 6  # every sixth point of a line is marked
 
@@ -134,7 +134,7 @@ def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterat
 
 
 def _schedules(curve: Curve, x: alt.X, y: alt.Y) -> dict[str, alt.Chart]:
-    """A coloured line for each schedule, and marks of its own shape at some of its points."""
+    """A coloured line for each schedule, with marks of a distinct shape at some of its points."""
     rows = _rows(curve, ("schedule",))
     shown_names = [series.name for series in curve.series if series.kind == "schedule" and any(series.words_per_pair)]
     names = [*LOOKS, *(name for name in shown_names if name not in LOOKS)]

@@ -30,13 +30,13 @@ SCHEDULES = {"forward": "flash", "backward": "flash_onepass"}  # the schedules t
 class Run:
     """The run of one key/value head of a shape.
 
-    computed_in: the number type in which the kernel multiplies. tiles: of its schedule. pieces: the number of parts
-    into which the keys were split. seconds: time of one call, None if the result was wrong. peak_share: the fraction of
-    this machine's measured peak for `computed_in`, None if the peak is not known. reads, writes: the words that the
-    kernel reports. counted_words: the words of its schedule with these tiles. capacity_words: a core's share of the
-    last cache; bound_words: the lower bound for that capacity. plan_seconds: the shortest time that the plan of this
-    problem allows. pytorch_why: why there is no time of PyTorch. failure: the fault of the result or of the words, ""
-    if there is none.
+    computed_in: the number type in which the kernel multiplies. tiles: the tiles of its schedule. pieces: the number of
+    parts into which the keys were split. seconds: time of one call, None if the result was wrong. peak_share: the
+    fraction of this machine's measured peak for `computed_in`, None if the peak is not known. reads, writes: the words
+    that the kernel reports. counted_words: the words of its schedule with these tiles. capacity_words: a core's share
+    of the last cache; bound_words: the lower bound for that capacity. plan_seconds: the shortest time that the plan of
+    this problem allows. pytorch_why: the reason why there is no time of PyTorch. failure: the fault of the result or of
+    the words, "" if there is none.
     """
 
     problem: Problem
@@ -77,7 +77,7 @@ class Run:
 class Measured:
     """A shape on this machine.
 
-    cut: how the problem that was run differs from the shape. why: why nothing was run, "" if something was.
+    cut: the differences between the problem that was run and the shape. why: the reason if nothing was run, else "".
     """
 
     label: str
@@ -98,7 +98,7 @@ class Measured:
 
 
 def this_machine_among(memories: Sequence[Memory | Cluster]) -> Memory | None:
-    """Return this machine if it is among the memories: only this one can be measured."""
+    """Return this machine if it is among the memories, because only this machine can be measured."""
     machines = (memory for memory in memories if isinstance(memory, Memory))
     return next((memory for memory in machines if memory.name == THIS_MACHINE), None)
 
@@ -106,7 +106,7 @@ def this_machine_among(memories: Sequence[Memory | Cluster]) -> Memory | None:
 def measured(label: str, problem: Problem, machine: Memory, known: dict[Problem, Run] | None = None) -> Measured:
     """Run the problem's kernel on `machine`, which must be this machine.
 
-    label: the name of the shape. known: earlier runs by problem, which are used again; new runs are added.
+    label: the name of the shape. known: earlier runs by problem, which are reused; new runs are added.
     """
     known = {} if known is None else known
     if problem.direction not in SCHEDULES:
@@ -152,7 +152,7 @@ def smaller(problem: Problem, flops_per_second: float) -> Problem:
 
 
 def cut_text(problem: Problem, reduced: Problem) -> str:
-    """Say how a reduced problem differs from the problem."""
+    """Describe the differences between a reduced problem and the problem."""
     parts = ["one key/value head"] if problem.streams > 1 else []
     if (reduced.n_q, reduced.n_k) != (problem.n_q, problem.n_k):
         n_q, n_k = reduced.n_q, reduced.n_k
@@ -177,7 +177,7 @@ def _run(problem: Problem, machine: Memory) -> Run:
     reads, writes = call.run()
     first_seconds = time.perf_counter() - start
     failures = [call.wrong()]
-    # The schedule has no pieces of keys, whose partial results the kernel combines: words agree for one piece only.
+    # The schedule does not cut keys into pieces, whose results the kernel merges: words agree only for one piece.
     if call.tile.pieces == 1 and (reads, writes) != (cost.reads, cost.writes):
         failures.append(f"the schedule counts {cost.words:,} words, the kernel moved {reads + writes:,}")
     failure = "; ".join(filter(None, failures))

@@ -58,7 +58,7 @@ def check_output(path: str | os.PathLike[str], force: bool = False) -> Target:
 
 
 def write(report: Report, path: str | os.PathLike[str], force: bool = False) -> Path:
-    """Write the page, whole or not at all; return its path. force: replace an existing file that is not a report.
+    """Write the page atomically; return its path. force: replace an existing file that is not a report.
 
     Raises RedblueError if the file must not be replaced or cannot be written; an existing file is then unchanged.
     """

@@ -1,4 +1,4 @@
-"""The report in short, for the terminal."""
+"""A summary of the report for the terminal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def verdict(report: Report) -> str:
 
 
 def _measured(report: Report) -> Iterator[RenderableType]:
-    """A table of the runs on this machine, a row for each shape, and their verdict. A row without run says why."""
+    """A table of the runs on this machine, and their verdict. The row of a shape without a run has a reason."""
     if not report.measured:
         return
     lines = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)
@@ -110,7 +110,7 @@ def measured_verdict(report: Report) -> str:
     """The result of the measurements, in a sentence."""
     runs, failed = [each for each in report.measured if each.run], sum(each.failed for each in report.measured)
     if not runs:
-        return "Nothing was run on this machine: no kernel takes these shapes."
+        return "Nothing was run on this machine: no kernel supports these shapes."
     if failed:
         return f"{failed} of {len(runs)} runs on this machine FAILED: no time is given for them."
     cut = any(each.run.pieces > 1 for each in runs if each.run)

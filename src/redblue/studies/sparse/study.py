@@ -28,9 +28,9 @@ from redblue.schedules.schedule import Sweep
 from redblue.schedules.stored_index import sides
 
 T = TypeVar("T")
-READ_BYTES = 48  # for each entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
-BLOCK_SECONDS = 2e-5  # for each block of a layout, in the search of tiles (measured, Zen 4)
-BLOCK_BYTES = 25  # for each block of a layout: its tables, and the pairs that the formats list (measured)
+READ_BYTES = 48  # per entry of a sparse matrix while it is read: both indices, the value, and a sorted copy
+BLOCK_SECONDS = 2e-5  # per block of a layout, in the search of tiles (measured, Zen 4)
+BLOCK_BYTES = 25  # per block of a layout: its tables, and the pairs that the formats list (measured)
 STORED = (Blocks, Csr, RandomBlocks, BigBird)  # rules made of arrays or of random draws; no formula gives their pairs
 BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by columns
 
@@ -40,7 +40,8 @@ class Point:
     """The counts for one capacity.
 
     words: M. bound: the best proved bound. one_mask: words of the bound for one mask, 0 if there is none. family: words
-    of the family's form. counts: by schedule and format. reasons: why a count is missing, by schedule and format.
+    of the family's form. counts: counts by schedule and format. reasons: reasons for missing counts, by schedule and
+    format.
     """
 
     words: int
@@ -60,7 +61,8 @@ class Point:
 class Comparison:
     """The result of `compare`.
 
-    formats: the size of each index in words, backward of both sides. left_out: why a format cannot store the mask.
+    formats: the size of each index in words; backward, of both sides. left_out: reasons why formats cannot store the
+    mask.
     """
 
     problem: Problem
@@ -76,7 +78,7 @@ def by_rule(mask: Mask) -> bool:
 
 
 def usual(mask: Mask) -> list[str]:
-    """The formats to try if none are asked for."""
+    """The formats to try by default."""
     if mask.is_full:
         return ["rule"]
     ratio = [f"{part.n}:{part.m}" for part in every_part(mask.rule) if isinstance(part, NOfM)][:1]
@@ -97,7 +99,9 @@ def compare(
     Raises RedblueError for a direction other than forward and backward, and if one of `formats` cannot store the mask.
     """
     if problem.direction not in ("forward", "backward"):
-        raise RedblueError(f"direction must be forward or backward, got {problem.direction!r}: only these have a bound")
+        raise RedblueError(
+            f"direction must be forward or backward, got {problem.direction!r}: other directions have no bound"
+        )
     _check_memory(problem)
     sizes, left_out = {}, {}
     for name in formats or usual(problem.mask):
@@ -164,7 +168,7 @@ def _point(problem: Problem, words: int, formats: Sequence[str], names: Sequence
 
 
 def _with_index(known: Count, words: int, name: str) -> Count:
-    """Count the schedule with an index: in the tiles of `known` if they leave room for it, else in smaller ones."""
+    """Count the schedule with an index: with the tiles of `known` if the index fits beside them, else smaller tiles."""
     try:
         return count(known.schedule, known.problem, words=words, tiles=known.tiles, index=name)
     except schedules.TooFewWords:

@@ -22,9 +22,9 @@ LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
 GRAMMAR = "VALUE, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP"
 EXAMPLES = "such as 128, or 64,128,256, or 1Ki:64Ki:x2 (times 2), or 128:512:+64 (plus 64)"
-MAX_VALUES = 100_000  # of one axis
+MAX_VALUES = 100_000  # values of one axis
 MAX_NUMBER = 10**18  # far beyond any problem, and safe to calculate with
-MAX_DIGITS = 1000  # of a number with leading zeros
+MAX_DIGITS = 1000  # digits of a number, leading zeros included
 
 RANGE = re.compile(r"(\d+):(\d+):(?:x(\d+(?:\.\d+)?)|\+(\d+))", re.ASCII)
 WHOLE = re.compile(r"(?<![\d.])\d+", re.ASCII)  # whole numbers, but not the digits after a decimal point

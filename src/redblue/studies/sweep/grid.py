@@ -1,4 +1,4 @@
-"""The points of a sweep: the product of its axes. A point is made when it is asked for."""
+"""The points of a sweep: the product of its axes. Points are made on request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cache:
 class Point:
     """One combination of axis values: a problem, counted at each of `caches` by each of `schedules`.
 
-    fields: the arguments of the problem that the axes set. named: whether the schedules were asked for by name.
+    fields: the arguments of the problem that the axes set. named: whether the caller named the schedules.
     """
 
     index: int
@@ -152,7 +152,7 @@ def make_sweep(values: Mapping[str, Any]) -> Sweep:
     for one, other in (({"window"}, {"mask"}), ({"n"}, {"n_q", "n_k"})):
         if one | other <= set(axes):
             names = " and ".join(sorted(other))
-            raise RedblueError(f"{min(one)} cannot be given with {names}, which say the same: leave one out")
+            raise RedblueError(f"{min(one)} cannot be given with {names}, which mean the same: leave one out")
     sweep = Sweep(axes, _masks(axes), _caches(axes))
     if sweep.size > MAX_POINTS:
         sizes = " x ".join(f"{length} {name}" for name, length in sweep._lengths if length > 1)

@@ -35,7 +35,7 @@ MAX_FACETS = 12
 
 
 def dimensions(sweep: Sweep) -> dict[str, Sequence[Any]]:
-    """The axes of several values, with their values: one can be the picture's x axis, and one its facets.
+    """The axes with several values, and their values: one can be the picture's x axis, and one its facets.
 
     Raises RedblueError if the sweep has both words and memories.
     """
@@ -58,7 +58,7 @@ def _place(sweep: Sweep, memory: str | None, boundary: str | None) -> str:
 
 
 def choose(sweep: Sweep, x: str | None, y: str) -> tuple[str, str | None]:
-    """Choose the x axis and the facets of a sweep's picture. x: the x axis asked for; y: one of HEIGHTS.
+    """Choose the x axis and the facets of a sweep's picture. x: the requested x axis; y: one of HEIGHTS.
 
     Raises RedblueError, before any work, if the picture cannot be drawn.
     """
@@ -282,7 +282,7 @@ def _bound(floors: list[dict[str, Any]], x: alt.X, y: alt.Y, low: float, lines: 
 def _lines(
     points: Sequence[dict[str, Any]], names: Sequence[str], x: alt.X, y: alt.Y, values: Sequence[Any]
 ) -> list[alt.Chart]:
-    """For each schedule a line, if x is a number, and marks of its own shape."""
+    """A line for each schedule, if x is a number, with marks of a distinct shape."""
     looks = [LOOKS[name] for name in names]
     colours, marks = [look.light for look in looks], [look.shape for look in looks]
     legend = alt.Legend(title="schedules, each with its best tiles", columns=4)

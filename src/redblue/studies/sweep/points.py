@@ -13,12 +13,12 @@ from redblue.problem import Problem
 from redblue.schedules import NotCovered, TooFewWords
 from redblue.studies.sweep.grid import Cache, Point
 
-Row = dict[str, Any]  # by the columns below; None if a figure is not known
+Row = dict[str, Any]  # figures by the columns below; None if not known
 
 FITS, TOO_FEW_WORDS, NOT_COVERED, INVALID = "fits", "too few words", "not covered", "invalid"
 
 # Column -> type. capacity_words: M. words: reads + writes. tiles: in the form of `redblue count --tiles`. bound: the
-# name of the largest proved lower bound. gap: words over bound_words. reason: why the row has no words.
+# name of the largest proved lower bound. gap: words over bound_words. reason: the reason if the row has no words.
 COLUMNS: dict[str, type] = {
     **dict.fromkeys(("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads"), int),
     **dict.fromkeys(("dtype", "mask"), str),
@@ -81,7 +81,7 @@ def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -
 
 
 def _bound(problem: Problem, words: int, p_given: bool) -> Row:
-    """The columns of the largest proved bound; p_given: for passes that read P."""
+    """The columns of the largest proved bound. p_given: whether the pass reads P."""
     bound = next((each for each in lower_bounds(problem, words, p_given=p_given) if each.proved), None)
     return {"bound_words": bound.words, "bound": bound.name} if bound else {}
 

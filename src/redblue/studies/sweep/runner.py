@@ -26,7 +26,7 @@ def run(
     force: bool = False,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Row]:
-    """Run a sweep and return its rows, in the order of its points, in whatever order the points were evaluated.
+    """Run a sweep and return its rows, in the order of its points, whatever the order of their evaluation.
 
     sweep: a Sweep, or axes for make_sweep, such as {"n": "1024:65536:x2", "d": [64, 128], "words": 12288}.
     output: a .csv, .parquet or .jsonl file. Until it is written, finished points are kept in a file beside it,
@@ -40,7 +40,7 @@ def run(
     sweep = sweep if isinstance(sweep, Sweep) else make_sweep(sweep)
     rows_of = partial(_rows, own=users(sweep.schedules))
     target = None if output is None else check_target(output, tuple(FORMATS), force)
-    if target is None or target.stream is not None:  # there is no place for a journal
+    if target is None or target.stream is not None:  # a stream has no place for a journal
         rows = _sorted(finish(rows_of, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
         if output is not None:
             write(rows, output, force)

@@ -1,4 +1,4 @@
-"""Write the rows of a sweep as CSV, JSON lines or Parquet, whole or not at all; read them back with their types."""
+"""Write the rows of a sweep atomically as CSV, JSON lines or Parquet; read them back with their types."""
 
 from __future__ import annotations
 

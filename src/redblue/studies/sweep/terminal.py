@@ -14,14 +14,14 @@ from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sweep.grid import Sweep
 from redblue.studies.sweep.points import FITS, INVALID, Row
 
-MAX_LINES = 40  # of the table; a longer one shows its first and last lines
+MAX_LINES = 40  # limit of the table; a longer table shows only its first and last lines
 MAX_REASONS = 3
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """For each point and cache, the row of the schedule with the fewest words among those that a planner may choose.
+    """For each point and cache, the row of the schedule with the fewest words that a planner may choose.
 
-    If a planner may choose none, the row of another schedule; if none fits, a row without words.
+    If a planner may choose none, it is the row of another schedule; if none fits, a row without words.
     """
     places: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:

@@ -24,7 +24,7 @@ def unfused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Te
 
 
 def none(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """No attention at all. A step with it is the least time that any attention leaves for the rest of the step."""
+    """No attention. The time of a step with it is the time that all other parts of the step take."""
     return v
 
 
@@ -47,9 +47,9 @@ def masked(name: str, mask: Mask | None, allowed: torch.Tensor | None) -> Attend
 
 
 def gathered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-    """Attention along the edges rows[e] -> cols[e] of a graph, as graph libraries write it: gather, then scatter.
+    """Attention along the edges rows[e] -> cols[e] of a graph, as in graph libraries: gather, then scatter.
 
-    All tensors have a batch of 1 and n nodes, each of which is a row at least once.
+    All tensors have a batch of 1 and n nodes; each node occurs in `rows` at least once.
     """
     heads, n = q.shape[1], q.shape[2]
     scores = (q[:, :, rows] * k[:, :, cols]).sum(-1) / math.sqrt(q.shape[-1])

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: a file that is replaced whole, from which the run goes on bit for bit."""
+"""Checkpoints of a training run: a file that is replaced atomically, from which the run continues bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from redblue.base.version import VERSION
 
 
 def path_for(folder: Path, point: dict[str, Any], text: str = "") -> Path:
-    """The checkpoint of one measurement. Its name depends on everything that decides the weights. text: its digest."""
+    """The checkpoint of one measurement. Its name depends on all that decides the weights. text: the text's digest."""
     facts = {
         "point": point,
         "text": text,
@@ -34,7 +34,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     def write(draft: Path) -> None:
         try:
             torch.save(state, draft)
-        except RuntimeError as error:  # what PyTorch's own writer raises if the disk is full
+        except RuntimeError as error:  # PyTorch's own writer raises it if the disk is full
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
     try:
@@ -43,8 +43,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     except (OSError, RedblueError) as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or error
         raise RedblueError(
-            f"cannot write the checkpoint {path}: {reason}. The one before it is intact: make room, and repeat the "
-            f"command to go on from there"
+            f"cannot write the checkpoint {path}: {reason}. The previous checkpoint is intact: make room, and repeat "
+            f"the command to go on from there"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Real text that a package registry ships, found where its package puts it. Nothing is downloaded or copied."""
+"""Real text from package registries, read from the folder of its installed package. Nothing is downloaded or copied."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import platformdirs
 
 from redblue.base.errors import RedblueError
 
-LEAST_BYTES = 200_000  # fewer bytes are no corpus but a leftover of one
-HELD_OUT = 10  # every tenth document is for tests alone
+LEAST_BYTES = 200_000  # a corpus with fewer bytes counts as not installed
+HELD_OUT = 10  # every tenth document is only for tests
 IMAGINATIVE = "klmnpr"  # the Brown corpus's letters of fiction and humour; the others are of informative prose
 
 
@@ -41,11 +41,11 @@ class Corpus(NamedTuple):
         return all(document.group is not None for document in self.documents)
 
     def part(self, held_out: bool) -> list[Document]:
-        """The documents to train on, or those held out."""
+        """The documents to train on, or the documents held out for tests."""
         return [each for i, each in enumerate(self.documents) if (i % HELD_OUT == 0) == held_out]
 
     def bytes_of(self, held_out: bool) -> bytes:
-        """The texts of one part, one after the other."""
+        """The concatenated texts of one part."""
         return b"\n".join(document.text for document in self.part(held_out))
 
 
@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
 
 def node_folders() -> list[Path]:
-    """The folders in which npm puts packages: this folder's, redblue's cache, and the system's."""
+    """The folders in which npm installs packages: below this folder, in redblue's cache, and of the system."""
     mine = Path(platformdirs.user_cache_dir("redblue"))
     return [root / "node_modules" for root in (Path.cwd(), mine, Path("/usr/local/lib"), Path("/usr/lib"))]
 
@@ -115,12 +115,12 @@ def corpus(name: str) -> Corpus:
 
 
 def any_corpus() -> Corpus:
-    """The first corpus of KNOWN that is installed. Raises RedblueError, which says what to install, if none is."""
+    """The first corpus of KNOWN that is installed. Raises RedblueError, with the remedy, if none is."""
     return corpus(first_installed())
 
 
 def first_installed() -> str:
-    """The name of that corpus."""
+    """The name of the first corpus of KNOWN that is installed."""
     for name, known in KNOWN.items():
         if next(known.read(), None) is not None:
             return name

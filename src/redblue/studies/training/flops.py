@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step: of its linear layers, and of its attention."""
+"""Floating-point operations of a training step, in its linear layers and in its attention."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FORWARD, BACKWARD = 2, 5  # products of matrices in attention; a backward pass t
 
 
 def linear_flops(shape: Shape, tokens: int) -> int:
-    """Of all linear layers, forward and backward: 6 for each weight and token."""
+    """Operations of all linear layers, forward and backward: 6 for each weight and token."""
     weights = shape.layers * 12 * shape.d_model**2 + shape.d_model * shape.outputs
     return 6 * weights * tokens
 
 
 def attention_flops(shape: Shape, pairs: int) -> int:
-    """Of attention, forward and backward, on the attended pairs of a query and a key."""
+    """Operations of attention, forward and backward, on the attended pairs of a query and a key."""
     return 2 * (FORWARD + BACKWARD) * shape.layers * pairs * shape.d_model
 
 

@@ -1,7 +1,7 @@
 """ListOps (Nangia & Bowman 2018; Long Range Arena, Tay et al. 2021): nested operations on digits, with their value.
 
-A text reads "[MAX 2 9 [MIN 4 7 ] 0 ]". An opening bracket and its operation are one symbol, the closing
-bracket is another: without it, the text would have no value.
+A text looks like "[MAX 2 9 [MIN 4 7 ] 0 ]". An opening bracket and its operation are one symbol; a closing bracket is
+another symbol.
 """
 
 from __future__ import annotations

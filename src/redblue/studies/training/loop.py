@@ -29,9 +29,9 @@ class Run(NamedTuple):
 class Training:
     """A model in training.
 
-    loss(step): the loss of the batch of that step, which depends on the step alone, so that a run can be continued.
-    steps: of the whole run. The learning rate rises to `rate` over WARM_UP steps, and stays. path: of the checkpoint,
-    which is written every CHECKPOINT_SECONDS; None for a run that cannot be continued.
+    loss(step): the loss of the batch of this step. The batch depends only on the step, so that a run can be continued.
+    steps: steps of the whole run. The learning rate rises to `rate` over WARM_UP steps, and then stays constant. path:
+    the path of the checkpoint, which is written every CHECKPOINT_SECONDS; None for a run that cannot be continued.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Training:
         self.model, self.loss, self.steps, self.rate, self.path = model, loss, steps, rate, path
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
         self.losses, self.seconds = list[float](), list[float]()
-        self.notes = list[list[float]]()  # the caller's own, kept in the checkpoint
+        self.notes = list[list[float]]()  # data of the caller, saved in the checkpoint
         self._saved = time.monotonic()
         if path and (state := checkpoints.load(path)):
             model.load_state_dict(state["model"])
@@ -75,7 +75,7 @@ class Training:
         self._saved = time.monotonic()
 
     def finish(self) -> Run:
-        """Make the steps that are left, and close."""
+        """Run the remaining steps, and close."""
         while len(self.losses) < self.steps:
             self.step()
         self.close()
@@ -96,5 +96,5 @@ def digest(model: nn.Module) -> str:
 
 
 def autocast(dtype: str) -> contextlib.AbstractContextManager[object]:
-    """The context of a forward pass: none for float32; autocast for bfloat16, with weights and optimizer in float32."""
+    """The context of a forward pass: autocast for bfloat16, with weights and optimizer in float32; none for float32."""
     return torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext()

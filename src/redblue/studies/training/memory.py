@@ -11,7 +11,7 @@ BYTES = 4
 
 
 def too_large(point: dict[str, Any]) -> str:
-    """Say why the unfused attention of a point cannot run here; "" if it can."""
+    """The reason why the unfused attention of a point cannot run here; "" if it can."""
     needed = COPIES * BYTES * point["layers"] * point["batch"] * point["heads"] * point["n"] ** 2
     available = available_bytes()
     if available is None or needed < 0.8 * available:

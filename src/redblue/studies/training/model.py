@@ -1,4 +1,4 @@
-"""A transformer in plain PyTorch, of the shape of GPT-2 or BERT. The caller gives the attention with every call."""
+"""A transformer in plain PyTorch, of the shape of GPT-2 or BERT. The caller passes the attention in every call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Shape(NamedTuple):
-    """The shape of a model. n: the most positions, 0 for a model that knows no positions. outputs: of each token."""
+    """The shape of a model. n: number of positions, 0 for a model without positions. outputs: outputs of each token."""
 
     layers: int
     d_model: int
@@ -51,12 +51,16 @@ class Transformer(nn.Module):
         self.after, self.head = nn.LayerNorm(shape.d_model), nn.Linear(shape.d_model, shape.outputs, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                deep = name.endswith(("out.weight", "mlp.2.weight"))  # they add to the residual stream, as in GPT-2
+                # Layers that add to the residual stream, as in GPT-2
+                deep = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if deep else 0.02)
 
     def forward(self, symbols: torch.Tensor, attend: Attend, positions: Any = None) -> torch.Tensor:
-        """symbols: (batch, n), or (batch, n, m) for tokens of m symbols, whose embeddings are averaged. positions: of
-        the tokens (n,) or (batch, n); 0 to n - 1 if left out. Returns (batch, n, outputs)."""
+        """Return the outputs (batch, n, outputs).
+
+        symbols: (batch, n), or (batch, n, m) for tokens of m symbols, whose embeddings are averaged. positions: the
+        tokens' positions, (n,) or (batch, n); 0 to n - 1 if left out.
+        """
         x = self.symbols(symbols)
         x = x.mean(2) if symbols.dim() == 3 else x
         if self.positions is not None:

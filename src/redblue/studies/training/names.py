@@ -1,4 +1,4 @@
-"""The names of the experiment's parts and of the attentions that it compares, as in rows, tables and figures."""
+"""The names of the experiment's parts and of its attentions, as rows, tables and figures show them."""
 
 PARTS = ("curves", "steps", "memory", "bert", "tasks", "sparse", "context", "graph")
 

@@ -1,4 +1,4 @@
-"""A real graph that every Debian machine has: its packages, and which of them need which."""
+"""A real graph that every Debian machine has: its packages and their dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 
-NAME_BYTES = 24  # of a package's name, which are its features
+NAME_BYTES = 24  # first bytes of a package's name, which are its features
 STATUS = Path("/var/lib/dpkg/status")
 NEEDS = ("Depends", "Pre-Depends", "Recommends")
 FIELDS = ("Package", "Section", *NEEDS)
@@ -46,7 +46,7 @@ class Graph(NamedTuple):
 
 
 def listed() -> list[Package]:
-    """All packages that apt knows, or those installed. Raises RedblueError without either."""
+    """All packages that apt knows, else the installed ones. Raises RedblueError if neither list exists."""
     if shutil.which("apt-cache"):
         with subprocess.Popen(
             ["apt-cache", "dumpavail"], stdout=subprocess.PIPE, text=True, errors="replace"
@@ -78,7 +78,7 @@ def packages(lines: Iterable[str]) -> list[Package]:
 
 
 def graph(listed: list[Package], most: int) -> Graph:
-    """The graph of at most `most` packages: those that are connected with the most others."""
+    """The graph of the `most` packages that are connected with the most other packages."""
     known = {package.name: package for package in listed}
     needs = {name: package.needs & known.keys() for name, package in known.items()}
     degree = dict.fromkeys(known, 0)
@@ -103,7 +103,7 @@ def graph(listed: list[Package], most: int) -> Graph:
 
 
 def digest(graph: Graph) -> str:
-    """A digest of the graph, which changes when Debian's packages do."""
+    """A digest of the graph."""
     parts = (graph.names, graph.sections, graph.indptr, graph.indices)
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
 

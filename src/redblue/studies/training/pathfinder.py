@@ -1,7 +1,7 @@
 """Pathfinder (Linsley et al. 2018; Long Range Arena): do two marked points lie on the same dashed path?
 
 An image has two long paths and some short ones. The marked points are the two ends of one long path, or one end of
-each. Paths keep so far apart that, with every gap of a dashed path bridged, no two of them touch.
+each long path. The distance between paths ensures that no two paths touch, even if all gaps of the dashes are filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def lengths(side: int) -> tuple[int, int]:
 
 
 def walk(random: np.random.Generator, taken: np.ndarray, length: int) -> Path:
-    """Draw a path of that many pixels, with gentle turns, away from the taken pixels and from its own earlier ones."""
+    """Draw a path of `length` pixels, with gentle turns, away from taken pixels and from its own earlier pixels."""
     side = len(taken)
     while True:
         heading = int(random.integers(8))

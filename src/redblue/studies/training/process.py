@@ -1,7 +1,7 @@
-"""One measurement in a process of its own, so that its peak memory is its own and no thread of another contender runs.
+"""One measurement in a separate process, so that its peak memory is its own and no thread of another contender runs.
 
-`measure_alone` starts the process; run as a module, this file is the process. Its argument is the task as JSON, and its
-last line of output is the result. It ends as soon as its standard input closes, which the parent holds open.
+`measure_alone` starts the process, which runs this file as a module. Its argument is the task as JSON, and its last
+line of output is the result. The parent holds its standard input open; the process ends as soon as this input closes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ KILLED = "the system killed the process, most likely for lack of memory"
 
 
 def measure_alone(module: str, point: dict[str, Any], folder: str) -> list[dict[str, Any]]:
-    """Call `run(point, folder)` of a module in a process of its own; return its rows, with the peak memory.
+    """Call `run(point, folder)` of a module in a separate process; return its rows, with the peak memory.
 
-    A process that the system kills gives one row with the reason under "skipped". Raises RedblueError as the process
-    does, or if it fails.
+    If the system kills the process, the result is one row with the reason under "skipped". Raises RedblueError if the
+    process raises it, or if the process fails.
     """
     task = json.dumps({"module": module, "point": point, "folder": folder})
     command = [sys.executable, "-m", __name__, task]

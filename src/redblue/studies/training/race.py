@@ -1,4 +1,4 @@
-"""Time contenders in turns within one process: a busy host then slows all of them, and ratios stay."""
+"""Time contenders in alternation within one process, so that a busy host slows all of them and ratios do not change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-PAUSE_SECONDS = 0.02  # idle threads of the contender before go to sleep
+PAUSE_SECONDS = 0.02  # a pause in which idle threads of the previous contender go to sleep
 
 
 def race(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import torch
 from redblue.masks import Mask
 
 BYTES = 256
-HIDDEN, PADDING = BYTES, BYTES + 1  # symbols beside the bytes
+HIDDEN, PADDING = BYTES, BYTES + 1  # symbols in addition to the bytes
 HIDDEN_SHARE = 0.15
 
 
@@ -19,14 +19,17 @@ def as_array(text: bytes) -> np.ndarray:
 
 
 def windows(text: np.ndarray, batch: int, n: int, seed: tuple[int, ...]) -> torch.Tensor:
-    """Draw `batch` windows of n + 1 bytes: n inputs, and n targets that lie one byte later."""
+    """Draw `batch` windows of n + 1 bytes: n inputs, and n targets one byte later."""
     starts = np.random.default_rng(seed).integers(len(text) - n, size=batch)
     return torch.from_numpy(np.stack([text[start : start + n + 1] for start in starts]).astype(np.int64))
 
 
 class Batch(NamedTuple):
-    """A batch of a masked language model. symbols, positions and is_hidden: (rows, n); targets: of the hidden bytes, in
-    order. mask, allowed: the pairs that attend each other, for redblue and, as booleans, for PyTorch."""
+    """A batch of a masked language model.
+
+    symbols, positions, is_hidden: (rows, n). targets: the hidden bytes, in order. mask, allowed: the attended pairs,
+    for redblue and, as booleans, for PyTorch.
+    """
 
     symbols: torch.Tensor
     positions: torch.Tensor

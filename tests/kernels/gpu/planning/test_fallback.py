@@ -148,7 +148,7 @@ def test_a_refused_call_is_replaced_with_one_warning_and_not_tried_again(refuse_
 def test_if_every_launch_is_refused_the_error_names_the_least_memory_needed(refuse_above):
     tried = refuse_above(0)
     with pytest.raises(
-        rb.RedblueError, match=f"a block on this card has {CARD_BYTES:,}; nor does any larger"
+        rb.RedblueError, match=f"a block on this card has {CARD_BYTES:,}; every other planned"
     ) as caught:
         interpreted.attention(*tensors())
     least = min(tried, key=lambda launch: launch.shared_bytes)

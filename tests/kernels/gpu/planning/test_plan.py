@@ -45,7 +45,7 @@ def test_cards_of_the_catalogue(name):
 
 
 def test_a_cpu_is_no_card():
-    with pytest.raises(RedblueError, match="zen5-server is none"):
+    with pytest.raises(RedblueError, match="zen5-server is not such a GPU"):
         card_named("zen5-server")
 
 

@@ -305,7 +305,7 @@ def test_what_is_refused():
     ):
         rb.flex_attention(*call, block_mask=rb.Mask.causal())
     block_mask.mask_mod = lambda b, h, i, j: i >= j if i > 3 else j < 3
-    with pytest.raises(rb.RedblueError, match="mask_mod cannot be asked of many pairs at once"):
+    with pytest.raises(rb.RedblueError, match="mask_mod cannot be evaluated for many pairs at once"):
         rb.flex_attention(*call, block_mask=block_mask)
     wrong = flex.create_block_mask(MASK_MODS["causal"], 3, None, 100, 100, device="cpu")
     with pytest.raises(rb.RedblueError, match="mask"):

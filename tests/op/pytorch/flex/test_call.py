@@ -216,9 +216,9 @@ REFUSED = {
     "score_mod applies detach to the scores": lambda s, b, h, i, j: s.detach(),
     "score_mod rounds the scores to bfloat16": lambda s, b, h, i, j: s.bfloat16(),
     "score_mod divides by 0": lambda s, b, h, i, j: s / 0,
-    "score_mod asks for the value of q_idx > kv_idx": lambda s, b, h, i, j: s if i > j else s + 1,
-    "score_mod asks for the value of h": lambda s, b, h, i, j: s + [1, 2, 3, 4][h],
-    "score_mod asks for the value of kv_idx": lambda s, b, h, i, j: s + float(j),
+    "score_mod reads the value of q_idx > kv_idx": lambda s, b, h, i, j: s if i > j else s + 1,
+    "score_mod reads the value of h": lambda s, b, h, i, j: s + [1, 2, 3, 4][h],
+    "score_mod reads the value of kv_idx": lambda s, b, h, i, j: s + float(j),
     "score_mod uses tolist": lambda s, b, h, i, j: s + i.tolist(),
     "score_mod uses numpy": lambda s, b, h, i, j: s + float(i.numpy()),
     "score_mod uses __array__": lambda s, b, h, i, j: s + np.asarray(i),
@@ -229,8 +229,8 @@ REFUSED = {
     "which does not return tensors": lambda s, b, h, i, j: s + torch.equal(i, j),
     "score_mod draws random numbers": lambda s, b, h, i, j: s + torch.rand_like(s),
     "score_mod changes a tensor in place": lambda s, b, h, i, j: s + i.add_(1),
-    "score_mod uses a torch.autograd.Function, whose gradient": lambda s, b, h, i, j: Doubled.apply(s),
-    "whose gradient is its own, in tensor(4,)[h] * 2": lambda s, b, h, i, j: s + Doubled.apply(SLOPES[h]),
+    "score_mod uses a torch.autograd.Function, which has a custom gradient": lambda s, b, h, i, j: Doubled.apply(s),
+    "which has a custom gradient, in tensor(4,)[h] * 2": lambda s, b, h, i, j: s + Doubled.apply(SLOPES[h]),
     "score_mod must return one real number for one score, got a tensor of shape (60,)": lambda s, b, h, i, j: (
         s + TABLE[h]
     ),

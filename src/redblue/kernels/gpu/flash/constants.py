@@ -1,4 +1,4 @@
-"""Arguments that all flash kernels have, and the group of constants that their loops need."""
+"""Arguments that all flash kernels share, and the constants that their loops need."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from redblue.kernels.gpu.launch import Task, array, parts
 class Constants(NamedTuple):
     """Numbers known at compile time, which the loops over tiles need.
 
-    Kernels construct it in the call of a loop. If it were in a variable, Triton would make run-time numbers of it.
+    Kernels construct it in the call of a loop. In a variable, Triton would convert its fields to run-time numbers.
     """
 
     GROUP: Any
     LENGTH: Any  # keys (or rows) of a tile that streams by
     D: Any  # features of q and k
-    D1: Any  # features of the second of the two parts that hold q and k; 0: there is one part
+    D1: Any  # features of the second part of q and k; 0: there is only one part
     D_V: Any  # features of v
-    V1: Any  # as D1, for v and the output
+    V1: Any  # like D1, for v and the output
     PLAIN: Any
     WIDE: Any
     PRECISION: Any

@@ -1,4 +1,4 @@
-"""Merges the outputs of spans of keys, for few queries and many keys (`_merge` of the schedule `flash`)."""
+"""Merge the outputs of spans of keys, for few queries and many keys (`_merge` of the schedule `flash`)."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false

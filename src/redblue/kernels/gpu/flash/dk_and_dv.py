@@ -98,7 +98,7 @@ def flash_dkv(
     dv0 = tl.zeros((COLS, V0), SUMS)
     dv1 = tl.zeros((COLS, V1), SUMS) if V1 else dv0
     q, dout = head_of(q, batch, head * GROUP, ALIGN), head_of(dout, batch, head * GROUP, ALIGN)
-    borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # of a band, and of lists: one of the two is used
+    borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # borders for a band, `at` for lists: only one of them is used
     if lists is None:
         borders = row_range(scores, block.first, block.stop - 1, n_q, GROUP, ROWS)
     else:
@@ -136,8 +136,8 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
     SUMS: tl.constexpr = dk0.dtype
     WORDS: tl.constexpr = (ROWS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    # Always true, but unknown to the compilers. Without these selections before each of two loops, ptxas 12.8 (Triton
-    # 3.6) lets both loops share accumulators, and then makes each product wait for the one before
+    # Always true, but the compilers do not know this. Without these selections before each of two loops, ptxas 12.8
+    # (Triton 3.6) shares accumulators between both loops, and then makes each product wait for the previous one
     exists = streams.n_q > 0
     dk0, dv0 = tl.where(exists, dk0, 0.0), tl.where(exists, dv0, 0.0)
     dk1 = tl.where(exists, dk1, 0.0) if c.D1 else dk0
@@ -153,7 +153,7 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
             if TILES == "partial":
                 m_row = bit_set(lists.live + t * WORDS, i_line, ROWS)
             numbers = row_numbers(batch, head, streams.kv_heads, streams.n_q, i_row, c.GROUP)
-            if scores.seed is not None:  # before the products, as for dQ
+            if scores.seed is not None:  # computed before the products, as for dQ
                 keep = tl.trans(keep_factors(scores, numbers, block.first, COLS, SUMS))
             q_offsets = row_offsets(q, index(i_row, c.WIDE), c.GROUP)
             dout_offsets = row_offsets(dout, index(i_row, c.WIDE), c.GROUP)

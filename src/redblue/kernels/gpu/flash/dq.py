@@ -98,7 +98,7 @@ def flash_dq(
     dq0 = tl.zeros((ROWS, D0), SUMS)
     dq1 = tl.zeros((ROWS, D1), SUMS) if D1 else dq0
     k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
-    borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
+    borders, at = (0, n_k, 0, n_k), 0  # borders for a band, `at` for lists: only one of them is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
     else:
@@ -121,7 +121,7 @@ def flash_dq(
 def _dq_keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
     """Add tiles of keys to two parts of dQ without its scale (see visits.py).
 
-    operands: the rows' q in two parts, their dout in two, their log-sum-exp and their delta; then k and v.
+    operands: the rows' q and dout in two parts each, their log-sum-exp and their delta; then k and v.
     """
     dq0, dq1 = state
     b_rows, k, v = operands
@@ -142,7 +142,7 @@ def _dq_keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, 
                 m_key = (i_key >= tiles.low) & (i_key < tiles.high)
             if TILES == "partial":
                 m_key = bit_set(lists.live + t * WORDS, i_col, COLS)
-            if scores.seed is not None:  # before the products: after them a thread spilled up to 14 KB
+            if scores.seed is not None:  # computed before the products, because after them a thread spilled up to 14 KB
                 keep = keep_factors(scores, block.numbers, j, COLS, SUMS)
             k_offsets, v_offsets = index(i_key, c.WIDE) * k.row, index(i_key, c.WIDE) * v.row
             k0 = load(k, k_offsets, m_key, 0, q0.shape[1], c.D)

@@ -40,7 +40,7 @@ from redblue.kernels.gpu.visits import visit
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """The launches that write task.out and task.lse. A span that cuts the keys is a multiple of cols."""
+    """The launches that write task.out and task.lse. A span shorter than all keys is a multiple of cols."""
     if isinstance(launch.tiles, Settings):
         from redblue.kernels.gpu.hopper import forward as hopper  # needs Gluon, which some versions of Triton lack
 
@@ -86,7 +86,7 @@ def flash_forward(
     n_k,
     kv_heads,
     span,  # keys that a program covers; None: all
-    out_step,  # from the output of one span to that of the next
+    out_step,  # distance between the outputs of consecutive spans
     lse_step,
     GROUP: tl.constexpr,
     D: tl.constexpr,  # features of q and k, held in two tiles of D0 and D1
@@ -109,7 +109,7 @@ def flash_forward(
     block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     batch, head = block.batch, block.head
     i_span = tl.program_id(1)
-    borders, at = (0, n_k, 0, n_k), 0  # of a band, and of lists: one of the two is used
+    borders, at = (0, n_k, 0, n_k), 0  # borders for a band, `at` for lists: only one of them is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
         if span is not None:
@@ -172,7 +172,8 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
     WORDS: tl.constexpr = (COLS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
     b_terms = row_terms(scores, block.batch, block.head, block.i, 1, c.GROUP, SUMS)
-    # Without this test ptxas waits for every product: a path that skips the loop would join one with products in flight
+    # Without this test, a path that skips the loop would join a path with products in flight, and ptxas would wait for
+    # every product
     if tiles.begin < tiles.stop:
         for t in tl.range(tiles.begin, tiles.stop, COLS if TILES == "whole" or TILES == "masked" else 1):
             j = first_of(lists, t, TILES, COLS)

@@ -18,8 +18,8 @@ from redblue.kernels.gpu.planning.plan import Launch
 def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """The launches that write task.dq, dk, dv and delta.
 
-    The task is one that planning/one_pass.py plans: plain scores in 16 bits, a band, d = d_v of 64 or 128, and arrays
-    as TMA needs them.
+    planning/one_pass.py plans only tasks with plain scores in 16 bits, a band, d = d_v of 64 or 128, and arrays that
+    TMA accepts.
     """
     low = max(0, task.first or 0)  # no query attends the keys before it
     for x in (task.dk, task.dv):
@@ -35,7 +35,7 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
     k, v, dk, dv = (_given(x)[:, :, low:] for x in (task.k, task.v, task.dk, task.dv))
     n_q, n_k = sizes.n_q, sizes.n_k - low
     first, end = (None if edge is None else edge - low for edge in (task.first, task.end))
-    # Keys that no query attends may hold NaN: zeros are read in their place
+    # Keys that no query attends may hold NaN, so zeros are read instead
     keys = n_k if end is None else max(0, min(n_k, n_q - 1 + end))
     arguments: dict[str, Any] = {
         "q_desc": _tiles(task.q, n_q, rows),
@@ -65,7 +65,7 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
 
 
 def _given(x: Tensor | None) -> Tensor:
-    """The tensor. Never None: a backward task has it."""
+    """The tensor, which a backward task always has."""
     assert x is not None
     return x
 
@@ -74,7 +74,7 @@ def _tiles(x: Tensor, rows: int, edge: int) -> TensorDescriptor:
     """The TMA descriptor of the first `rows` rows of each head of x (batch, heads, rows, features), by `edge` rows."""
     shape, tile = [*x.shape[:2], rows, x.shape[3]], [1, 1, edge, x.shape[3]]
     strides = [stride if size > 1 else 8 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    # The layout is that of any type of 16 bits
+    # All types of 16 bits have the same layout
     layout = gl.NVMMASharedLayout.get_default_for(tile, gl.float16)  # pyright: ignore[reportCallIssue]
     return TensorDescriptor(x, shape, [*strides, 1], tile, layout)
 

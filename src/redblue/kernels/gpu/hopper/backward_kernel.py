@@ -1,9 +1,9 @@
 """The backward pass of `flash_onepass` on Hopper: one kernel of five products, written in Gluon.
 
 A block of 128 keys and values stays in shared memory while tiles of queries of all heads that share them stream by.
-One warp asks for the tiles (TMA); two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
-are left operands of dV and dK in registers; dS also goes through shared memory to give a part of dQ, which is added to
-float32 sums in global memory. Each product runs while the arithmetic on another one's result is done:
+One warp loads the tiles by TMA; two warpgroups multiply. Scores are tiles (keys, rows), so that probabilities and dS
+are left operands of dV and dK in registers. dS also goes through shared memory to give a part of dQ, which is added to
+float32 sums in global memory. Each product overlaps with the arithmetic on the result of another product:
 
     products    S | dP            | dV                   | dQ | dK
     arithmetic    | probabilities | dS, to shared memory |    | dQ to the sums
@@ -75,7 +75,7 @@ class Keys(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Tiles that stream by, in shared memory, and barriers that tell when a stage is full and when it is empty."""
+    """Tiles that stream by, in shared memory, and barriers that signal when a stage is full and when it is empty."""
 
     q: Any
     stats: Any
@@ -86,7 +86,7 @@ class Ring(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """What the multiplying warps hold for all tiles."""
+    """Operands that the multiplying warps hold for all tiles."""
 
     k: Any
     v: Any
@@ -99,7 +99,7 @@ class Stay(NamedTuple):
 
 @gluon.jit
 def _load(maps, place, keys, ring, padded, c):
-    """The warp that asks for tiles."""
+    """The loop of the warp that loads tiles."""
     mbarrier.expect(keys.full, c.COLS * (c.D + c.D_V) * 2)
     load_tile(maps.k, [place.batch, place.head, place.key, 0], keys.full, keys.k)
     load_tile(maps.v, [place.batch, place.head, place.key, 0], keys.full, keys.v)
@@ -123,14 +123,14 @@ def _load(maps, place, keys, ring, padded, c):
 
 @gluon.constexpr_function
 def _mma(lines, columns):
-    """The layout of a product by eight warps: two warpgroups side by side if there are only 64 lines."""
+    """The layout of a product by eight warps: two warpgroups side by side if there are only 64 rows."""
     down = min(8, lines // 16)
     return gl.NVMMADistributedLayout([3, 0], [down, 8 // down], [16, columns * down // 8, 16])
 
 
 @gluon.jit
 def _scores(left, right, LAYOUT: gl.constexpr):
-    """The product of a block of keys, or values, and a tile of rows, under way."""
+    """Start the asynchronous product of a block of keys, or values, and a tile of rows."""
     LINES: gl.constexpr = left.shape[0]
     COLUMNS: gl.constexpr = right.shape[0]
     zeros = gl.zeros([LINES, COLUMNS], gl.float32, LAYOUT)
@@ -188,7 +188,7 @@ def _add(begin, stop, member, count, dk, dv, place, stay, ring, c, MASKED: gl.co
 
 @gluon.jit
 def _multiply(maps, place, keys, stay, ring, dk_scale, c):
-    """The warps that multiply."""
+    """The loop of the warps that multiply."""
     mbarrier.wait(keys.full, 0)
     dk = gl.zeros([c.COLS, c.D], gl.float32, _mma(c.COLS, c.D))
     dv = gl.zeros([c.COLS, c.D_V], gl.float32, _mma(c.COLS, c.D_V))
@@ -200,7 +200,7 @@ def _multiply(maps, place, keys, stay, ring, dk_scale, c):
         dk, dv, count = _add(place.leading, stop, member, count, dk, dv, place, stay, ring, c, False)
         if stay.band.first is not None:
             dk, dv, count = _add(stop, place.tiles, member, count, dk, dv, place, stay, ring, c, True)
-    meet()  # until then another warpgroup may read the keys
+    meet()  # before this, another warpgroup may still read the keys
     keys.k.reshape([c.COLS, c.D]).store((dk * dk_scale).to(stay.k.dtype))
     keys.v.reshape([c.COLS, c.D_V]).store(dv.to(stay.v.dtype))
     fence_async_shared()
@@ -250,8 +250,8 @@ def hopper_backward(
     """dK and dV of a block of COLS keys, and its part of dQ, added to the sums.
 
     Descriptors: of arrays (batch, heads, rows, features), and of the stats (sums.py). Query i attends keys i + first ..
-    i + end - 1 below `keys`; None: without limit. TAIL: whether some block has keys that do not exist, or are not below
-    `keys`. STAGES: tiles of queries, and of dout, in shared memory at once.
+    i + end - 1 below `keys`; None: without limit. TAIL: whether some block contains keys at or beyond `keys`, or beyond
+    the last key. STAGES: tiles of queries, and of dout, in shared memory at once.
     """
     ELEMENT: gl.constexpr = q_desc.dtype
     k_tile = gl.allocate_shared_memory(ELEMENT, k_desc.block_shape, k_desc.layout)

@@ -15,8 +15,8 @@ from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded
 
 LOG2E = 1.4426950408889634
-L2_SHARE = 0.5  # the share of the L2 cache that the keys and values of a section of heads may fill
-WARPS = 4  # of a consumer
+L2_SHARE = 0.5  # share of the L2 cache that the keys and values of a section of heads may fill
+WARPS = 4  # warps of a consumer
 TYPES: dict[torch.dtype, Any] = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -39,7 +39,7 @@ def prepare(
 ) -> Run:
     """The launch that writes out and lse."""
     (batch, heads, n_q, d), (kv_heads, n_k), d_v = q.shape, k.shape[1:3], v.shape[3]
-    unattended = min(n_k - 1, max(0, first or 0))  # keys that no query attends may hold NaN: they are not loaded
+    unattended = min(n_k - 1, max(0, first or 0))  # keys that no query attends may hold NaN, so they are not loaded
     first, end = (None if edge is None else edge - unattended for edge in (first, end))
     n_k = n_k - unattended if end is None else max(1, min(n_k - unattended, n_q - 1 + end))
     k, v = (x[:, :, unattended : unattended + n_k] for x in (k, v))
@@ -88,6 +88,6 @@ def tensor_map(x: Tensor, rows: int, heads: int, width: int) -> TensorDescriptor
     x = x.transpose(1, 2)
     shape = [1, rows, heads, width]
     layout = gl.NVMMASharedLayout.get_default_for(shape, TYPES[x.dtype])  # type: ignore[operator]
-    whole = 16 // x.itemsize  # the strides of edges of length 1 may be anything, but TMA checks them
+    whole = 16 // x.itemsize  # the stride of an axis of length 1 is arbitrary, but TMA checks it
     strides = [stride if size > 1 else whole for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], shape, layout)

@@ -1,11 +1,11 @@
 """The forward kernel for Hopper GPUs, in Gluon: one warp loads tiles, warpgroups multiply them and apply the softmax.
 
 A block owns CONSUMERS * 64 rows. Its loader copies keys and values by TMA into two rings of STAGES tiles each. Each
-consumer, a warpgroup of 64 rows, multiplies them: it issues the scores of the next tile of keys and the output's
-product of this one, then computes the softmax of the next tile while the tensor cores work. With PING_PONG consumers
-take turns at issuing products, so that one computes its softmax while the other's products run.
+consumer, a warpgroup of 64 rows, multiplies them: it issues the product for the scores of the next tile of keys and the
+product P V of this tile, then computes the softmax of the next tile while the tensor cores work. With PING_PONG,
+consumers take turns at issuing products, so that one computes its softmax while the other's products run.
 
-Every barrier completes one phase per use of what it guards. Waiting for parity p returns once the phase of that
+Every barrier completes one phase per use of the tile that it guards. A wait for parity p returns once the phase of that
 parity has completed; a barrier that was never used counts as having completed parity 1. So use number i of a ring
 waits for parity (i // STAGES) & 1 of `filled` and the opposite parity of `free` (tests/support/gluon_model.py).
 """
@@ -124,10 +124,10 @@ def key_tiles(call, row, stop, c):
 
 @gluon.jit
 def block_of(work, call, LAST_FIRST: gl.constexpr):
-    """The batch entry times heads plus the head, and the block of rows, that are number `work`.
+    """Return batch entry * heads + head, and the block of rows, of work item number `work`.
 
-    Heads come in sections whose keys and values stay in the L2 cache; within one the blocks that attend the most keys
-    come first.
+    Heads come in sections whose keys and values stay in the L2 cache. Within a section, the blocks that attend the most
+    keys come first.
     """
     per_section = call.section * call.blocks
     here = work // per_section * call.section
@@ -158,7 +158,7 @@ def load_tiles(maps, shared, call, c):
                 maps.q, [batch, (row + i * EDGE) // c.PACK, head * c.PACK, 0], filled.q.index(i), tiles.q.index(i)
             )
         for i in range(high - low + 1):
-            if i < high - low:  # keys are one tile ahead of values, as they are multiplied
+            if i < high - low:  # keys are loaded one tile ahead of values, in the order in which they are multiplied
                 use = uses + i
                 stage, parity = use % c.STAGES, (use // c.STAGES) & 1
                 mbarrier.wait(free.k.index(stage), parity ^ 1)
@@ -178,7 +178,7 @@ def load_tiles(maps, shared, call, c):
 
 @gluon.jit
 def softmax_tile(s, row_max, row_sum, scale, tile, band, COLS: gl.constexpr, MASKED: gl.constexpr):
-    """The probabilities of a tile's scores, unnormalised, the new maximum and sum of each row, and the old's factor."""
+    """Return unnormalised probabilities of a tile's scores, new row maxima and sums, and the factor of old results."""
     if MASKED:
         i_key = tile * COLS + gl.arange(0, COLS, gl.SliceLayout(0, s.type.layout))
         s = gl.where(i_key[None, :] < band.high[:, None], s, float("-inf"))
@@ -192,10 +192,11 @@ def softmax_tile(s, row_max, row_sum, scale, tile, band, COLS: gl.constexpr, MAS
 
 @gluon.jit
 def computed(row_sum):
-    """The same sums, at a place in the program that ptxas cannot delay.
+    """Return the sums, and keep ptxas from moving their computation behind the next wait.
 
-    Otherwise ptxas computes the probabilities after the next wait for products, with the tensor cores idle. It keeps
-    the order of waits and of a sleep that depends on the sums, though no sum is below -1 and no thread ever sleeps.
+    Otherwise ptxas computes the probabilities after the next wait for products, while the tensor cores are idle. A
+    conditional sleep that depends on the sums prevents this, because ptxas does not reorder sleeps and waits. No sum is
+    below -1, so no thread ever sleeps.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred never; setp.lt.f32 never, $1, 0fBF800000; @never nanosleep.u32 0; mov.f32 $0, $1; }",
@@ -215,7 +216,7 @@ def matrix(tile):
 
 @gluon.jit
 def add_tiles(begin, stop, uses, state, shared, scale, band, c, CONSUMER: gl.constexpr, MASKED: gl.constexpr):
-    """Add tiles stop - 1 .. begin: multiply the probabilities at hand by their values while the next ones are made."""
+    """Add tiles stop - 1 .. begin: multiply a tile's probabilities by its values while the next tile's are computed."""
     acc, p, row_max, row_sum = state
     tiles, filled, free = shared.tiles, shared.filled, shared.free
     COLS: gl.constexpr = c.COLS
@@ -274,7 +275,7 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
             row_low = i_row // PACK + call.first
         band = Band(row_low, row_high)
 
-        # The scores of the last tile, with nothing to overlap
+        # The scores of the last tile overlap with no other work
         stage, parity = uses % c.STAGES, (uses // c.STAGES) & 1
         mbarrier.wait(filled.q.index(CONSUMER), turn & 1)
         mbarrier.wait(filled.k.index(stage), parity)
@@ -321,13 +322,13 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
         at_row = (batch.to(gl.int64) * call.heads * PACK + head * PACK + i_row % PACK) * call.n_q + i_row // PACK
         gl.store(results.lse + at_row, b_lse, mask=i_row < call.n_q * PACK)
         factor = gl.convert_layout(gl.where(attends, 1.0 / total, 0.0), gl.SliceLayout(1, O_LAYOUT))[:, None]
-        acc = gl.where(factor != 0, acc * factor, 0.0)  # keys that no query attends may be NaN, loaded all the same
+        acc = gl.where(factor != 0, acc * factor, 0.0)  # unattended keys in loaded tiles may be NaN
         o_row = row + CONSUMER * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, O_LAYOUT))
         i_col = gl.arange(0, V_WIDTH, gl.SliceLayout(0, O_LAYOUT))
         p_out = results.out + batch.to(gl.int64) * results.batch
         p_out += (head * PACK + o_row % PACK).to(gl.int64) * results.head
         p_out += (o_row // PACK).to(gl.int64) * results.row
-        p_out = gl.multiple_of(p_out, 16)  # bytes: the launch is refused otherwise
+        p_out = gl.multiple_of(p_out, 16)  # bytes; the plan guarantees this alignment
         m_out = (o_row < call.n_q * PACK)[:, None]
         if V_WIDTH > c.D_V:
             m_out = m_out & (i_col < c.D_V)[None, :]
@@ -336,7 +337,7 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
 
 @gluon.jit
 def specialize_warps(maps, shared, results, scale, call, c):
-    """Run the consumers and the loader side by side."""
+    """Run the consumers and the loader concurrently."""
     if c.CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -375,11 +376,11 @@ def hopper_forward(
     end,
     n_q,
     n_k,
-    heads,  # of each batch entry, divided by PACK
-    batch_heads,  # of all batch entries, divided by PACK
+    heads,  # heads of each batch entry, divided by PACK
+    batch_heads,  # heads of all batch entries, divided by PACK
     group,  # query heads that share a key head
-    blocks,  # of rows of a head
-    section,  # heads whose blocks follow each other
+    blocks,  # blocks of rows of a head
+    section,  # heads in a section (block_of)
     FIRST: gl.constexpr,
     END: gl.constexpr,
     D_V: gl.constexpr,

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 LOG2E = gl.constexpr(1.4426950408889634)
 SECTION = gl.constexpr(4)  # key heads whose rows and sums are used at the same time, so that they stay in L2
-# Newer names, from Triton 3.7 on, then older ones
+# The name from Triton 3.7 on, then the older name
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -33,17 +33,17 @@ class Place(NamedTuple):
     batch: Any
     head: Any  # the key head
     stream: Any  # batch * key heads + head
-    key: Any  # the first
-    row: Any  # of the first tile
+    key: Any  # the block's first key
+    row: Any  # the first row of the first tile
     leading: Any  # tiles at the beginning that need a mask
-    whole: Any  # tiles after them, that need none
-    tiles: Any  # all tiles: those after the whole ones need a mask, too
-    turn: Any  # the tile to begin with, if none needs a mask
+    whole: Any  # tiles after the leading ones that need no mask
+    tiles: Any  # all tiles: the tiles after the whole ones need a mask, too
+    turn: Any  # the tile to begin with, if no tile needs a mask
 
 
 @gluon.jit
 def place_of(band, n_q, kv_heads, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The block of this program. Longer blocks come first under a causal mask."""
+    """The block of keys of this program. Under a causal mask, longer blocks come first."""
     blocks, streams = gl.num_programs(0), gl.num_programs(1)
     program = gl.program_id(1) * blocks + gl.program_id(0)
     section = program // (blocks * SECTION)
@@ -59,7 +59,7 @@ def place_of(band, n_q, kv_heads, ROWS: gl.constexpr, COLS: gl.constexpr):
     if band.first is not None:
         high = gl.maximum(0, gl.minimum(n_q, gl.minimum(last, band.keys - 1) - band.first + 1))
         inner_high = gl.maximum(0, gl.minimum(n_q, key - band.first + 1))
-    inner_high = gl.where(inner_high == n_q, gl.cdiv(n_q, ROWS), inner_high // ROWS)  # rows behind n_q need no mask
+    inner_high = gl.where(inner_high == n_q, gl.cdiv(n_q, ROWS), inner_high // ROWS)  # rows beyond n_q need no mask
     row = low // ROWS
     tiles = gl.maximum(gl.cdiv(high, ROWS) - row, 0)
     leading = gl.minimum(gl.cdiv(inner_low, ROWS) - row, tiles)
@@ -91,7 +91,7 @@ def masked(p, band, i_key, i_row):
 
 @gluon.jit
 def add_to_sums(sums, place_of_tile, dq, ROWS: gl.constexpr, D: gl.constexpr):
-    """Add a tile (ROWS, D) to its sums: each thread's four neighbours, and each warp's, lie side by side in memory."""
+    """Add a tile (ROWS, D) to its sums, whose memory order makes the writes of each thread and warp contiguous."""
     parts = gl.reshape(dq, [ROWS // 16, 2, 8, D // 8, 4, 2])
     parts = gl.reshape(gl.permute(parts, [0, 3, 2, 4, 1, 5]), [ROWS * D])
     p_sums = sums + place_of_tile.to(gl.int64) * D

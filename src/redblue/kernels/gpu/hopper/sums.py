@@ -1,7 +1,7 @@
 """The kernels before and after the backward kernel on Hopper: statistics of the rows, and the sums of dQ.
 
 Blocks of keys add their parts of dQ to float32 sums in global memory, in any order, so dQ may differ in its last bits
-from call to call. `prepare` clears them, `finish_dq` turns them into dQ.
+from call to call. `prepare` clears the sums, and `finish_dq` converts them to dQ.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -22,10 +22,10 @@ from redblue.kernels.gpu.scores import load_lse, number
 
 
 class Workspace(NamedTuple):
-    """What the kernels share, in float32, with n_q padded to whole tiles of `rows` queries.
+    """Arrays that the kernels share, in float32, with n_q padded to whole tiles of `rows` queries.
 
     stats: (batch, heads, tiles, 2 * rows): the log-sum-exp in units of log 2, +inf for rows without scores; then delta.
-    sums: those of dQ, (batch, heads, tiles, rows * d); each tile in the order of `tile_of_sums`.
+    sums: the sums of dQ, (batch, heads, tiles, rows * d); each tile in the order of `tile_of_sums`.
     """
 
     stats: Tensor
@@ -87,7 +87,7 @@ def prepare(
 ):  # fmt: skip
     """Write delta and the stats of a tile of rows, and zeros to its sums.
 
-    Delta is the row sum of dout * out, less dlse.
+    Delta is the row sum of dout * out, minus dlse.
     """
     program = tl.program_id(0)
     tiles = tl.cdiv(n_q, ROWS)
@@ -111,7 +111,7 @@ def prepare(
 
 @triton.jit
 def finish_dq(sums, dq, scores, heads, n_q, D: tl.constexpr, ROWS: tl.constexpr):
-    """A tile of dQ: its sums times the scale, in the type of dq."""
+    """Write a tile of dQ: its sums times the scale, in the type of dq."""
     program = tl.program_id(0)
     tiles = tl.cdiv(n_q, ROWS)
     stream, tile = program // tiles, program % tiles
@@ -126,7 +126,7 @@ def finish_dq(sums, dq, scores, heads, n_q, D: tl.constexpr, ROWS: tl.constexpr)
 def tile_of_sums(b_sums, ROWS: tl.constexpr, D: tl.constexpr):
     """A tile (ROWS, D) from its sums, which lie in memory as the threads of a product hold them (key_blocks.py).
 
-    Of 16 rows and 8 columns of the product, a thread holds columns 2 t and 2 t + 1 of rows g and g + 8.
+    In each 16 x 8 part of the product, a thread holds columns 2 t and 2 t + 1 of rows g and g + 8.
     """
     parts = tl.reshape(b_sums, (ROWS // 16, D // 8, 8, 4, 2, 2))  # sixteen rows, eight columns, g, t, half, column
     return tl.reshape(tl.permute(parts, (0, 4, 2, 1, 3, 5)), (ROWS, D))

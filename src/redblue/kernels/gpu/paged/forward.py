@@ -1,7 +1,7 @@
 """Attention on keys and values in pages: the schedule `flash`, with the keys of each program cut to a piece of a node.
 
 A program owns a block of stacked rows of one node and key head, and walks one piece of the node's keys. The page table
-says where each key lies. Where a query has results of several pieces, merge.py merges them.
+locates each key. If a query has results of several pieces, merge.py merges them.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -33,21 +33,21 @@ FAR = tl.constexpr(1 << 30)  # beyond every position
 class Rows(NamedTuple):
     """The stacked rows of a block, (rows,) each."""
 
-    query: Any  # packed
-    head: Any  # of q
+    query: Any  # index among the packed queries
+    head: Any  # query head
     sequence: Any
-    position: Any  # of the query among its sequence's keys
-    keys: Any  # of its sequence
+    position: Any  # position of the query among its sequence's keys
+    keys: Any  # number of keys of its sequence
 
 
 class Pages(NamedTuple):
     """The pages of the keys that a block attends: the row of the page table, and the caches at the key head."""
 
     table: Any
-    step: Any  # from one entry of the table to the next
+    step: Any  # stride between entries of the table
     k: Any
     v: Any
-    tree: Any  # of all queries
+    tree: Any  # the tree of all queries
     newest: Any
 
 
@@ -94,17 +94,17 @@ def paged_forward(
     D_V: tl.constexpr,
     V0: tl.constexpr,
     V1: tl.constexpr,
-    PAGE: tl.constexpr,  # keys
+    PAGE: tl.constexpr,  # keys of a page
     ALIASED: tl.constexpr,  # whether values are the first features of the keys
     TREE: tl.constexpr,
-    UNALIGNED: tl.constexpr,  # whether the first key may be no multiple of COLS
+    UNALIGNED: tl.constexpr,  # whether the first key need not be a multiple of COLS
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     PLAIN: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The result of a block of rows over a piece of a node's keys: final, or a partial one."""
+    """Write the final or partial result of a block of rows over a piece of a node's keys."""
     SUMS: tl.constexpr = lse.dtype.element_ty
     item = items + wide(tl.program_id(0)) * ITEM_FIELDS
     node = nodes + wide(tl.load(item)) * NODE_FIELDS
@@ -218,9 +218,9 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
 
 @triton.jit
 def _places(pages, j, i_key, m_key, COLS: tl.constexpr, PAGE: tl.constexpr, WIDE: tl.constexpr):
-    """Offsets of keys j .. and of their values, from the key head's first row of page 0."""
+    """Offsets of the keys from j on and of their values, relative to the key head's first row of page 0."""
     k, v = pages.k, pages.v
-    if PAGE % COLS == 0:  # all lie in one page
+    if PAGE % COLS == 0:  # all keys lie in one page
         i_page = tl.load(pages.table + wide(j // PAGE) * pages.step)
         i_line = j % PAGE + tl.arange(0, COLS)
     else:

@@ -1,7 +1,7 @@
-"""Lays out the work of a call on paged caches: pieces of keys, programs, and the places of partial results.
+"""The layout of a call's work on paged caches: pieces of keys, programs, and the places of partial results.
 
-All of it depends on the call's lengths and shapes only, so that a sequence's result depends on nothing else that a
-device runs, nor on the sequences beside it, unless it shares pages with them.
+The layout depends only on the call's lengths and shapes. So a sequence's result depends neither on other work of the
+device nor on the other sequences of the call, unless it shares pages with them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from redblue.kernels.gpu.paged.nodes import Nodes
 from redblue.kernels.gpu.planning.footprints import MIN_EDGE, MIN_SPAN
 
 MAX_ROWS = 128  # stacked rows of the largest class of nodes
-MAX_KEYS = 1 << 30  # of a sequence: positions and sides of windows, and their sums, have 32 bits
-MERGED_SHARE = 0.25  # partial results are written and read again: at most this share of the bytes of keys and values
-NODE, MEMBER, ITEM = 8, 4, 3  # fields of each
+MAX_KEYS = 1 << 30  # keys of a sequence: sums of positions and sides of windows must fit 32 bits
+MERGED_SHARE = 0.25  # most bytes of partial results, written and read, over the bytes of keys and values
+NODE, MEMBER, ITEM = 8, 4, 3  # numbers of fields
 
 
 class Layout(NamedTuple):
     """The work as arrays, int32.
 
     nodes (nodes, NODE): sequence, first key, stop, keys of a piece, first piece, first member, rows, and the row of its
-    first partial result, or -1 where its one piece is the result. members (members, MEMBER): the packed query, its
+    first partial result, or -1 if its only piece gives the result. members (members, MEMBER): the packed query, its
     sequence, its position among the keys, and its sequence's keys. pieces: (nodes,). classes: (nodes,), the stacked
-    rows of a block that suits the node. merged: queries that have partial results: query i those of parts
-    starts[i] .. starts[i + 1] - 1, each a row of partial results, that of the query's first head.
+    rows of a block that suits the node. merged: queries that have partial results. Query i has parts
+    starts[i] .. starts[i + 1] - 1; a part is the row of the partial result of the query's first head.
     """
 
     nodes: np.ndarray
@@ -60,7 +60,7 @@ def layout_of(
     """The layout of the nodes' work.
 
     group: heads that share a key head. window: a query at position i attends keys i + first .. i + end - 1; None: no
-    limit. span_per_row: least keys of a piece per stacked row (`span_per_row`).
+    limit. span_per_row: fewest keys of a piece per stacked row (`span_per_row`).
     """
     sequences = np.repeat(np.arange(len(lengths)), np.diff(starts))
     positions = np.arange(len(sequences)) + (lengths - starts[1:])[sequences]
@@ -108,8 +108,8 @@ def _parts(
 
 
 def span_per_row(key_bytes: int, result_bytes: int) -> float:
-    """The least keys of a piece, per stacked row, with which partial results stay within their share of the bytes.
+    """The fewest keys of a piece, per stacked row, with which partial results stay within MERGED_SHARE.
 
-    key_bytes: of one key and its value. result_bytes: of the partial result of a row, which moves twice.
+    key_bytes: bytes of one key and its value. result_bytes: bytes of the partial result of a row, which moves twice.
     """
     return 2 * result_bytes / (MERGED_SHARE * key_bytes)

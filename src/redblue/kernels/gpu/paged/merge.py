@@ -1,4 +1,4 @@
-"""Merges the partial results of queries whose keys lie in several pieces or nodes, in a fixed order."""
+"""Merge the partial results of queries whose keys lie in several pieces or nodes, in a fixed order."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false

@@ -35,7 +35,7 @@ class Work(NamedTuple):
     arrays: Arrays
     out: Tensor  # (key heads, partial rows, d_v)
     lse: Tensor  # (key heads, partial rows)
-    unaligned: bool  # whether a node begins behind its sequence's first key
+    unaligned: bool  # whether a node begins after its sequence's first key
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PagedTask:
 
     @property
     def aliased(self) -> bool:
-        """Whether the values are features of the keys that the kernel has loaded: they then are not loaded again."""
+        """Whether the values are features of the keys, so that the kernel does not load them again."""
         k, v, ((d0, d1), (v0, v1)) = self.k, self.v, (parts(self.sizes.d), parts(self.sizes.d_v))
         same = k.data_ptr() == v.data_ptr() and k.dtype == v.dtype and k.stride() == v.stride()
         return same and d0 == v0 and v1 in (0, d1) and self.sizes.d_v <= self.sizes.d
@@ -74,7 +74,7 @@ class PagedTask:
         bias = scores.bias
         if bias is None:
             return scores
-        # Rows are packed queries, which count those of all sequences before
+        # Indices of packed queries include all earlier sequences, so the batch stride is reduced by their rows
         return scores._replace(bias=bias._replace(batch=bias.batch - self.sizes.n_q * bias.row))
 
     @property
@@ -122,7 +122,7 @@ class PagedTask:
             "WIDE": self.wide,
             "PRECISION": precision,
         }
-        # Triton copies a tile ahead only once its pages have arrived, which takes a stage of its own for each buffer
+        # Triton prefetches a tile only once its page numbers have arrived, which takes an extra stage per buffer
         stages = 2 * launch.stages - 1
         return Run(paged_forward, (len(items), sizes.kv_heads), arguments, launch.warps, stages)
 
@@ -157,7 +157,7 @@ def _by_rows(x: Tensor) -> Iterable[int]:
 
 
 def _cache(x: Tensor) -> Array:
-    """A cache as kernels take it: its batch is its pages."""
+    """A cache in the form for kernels: its pages take the place of the batch."""
     page, row, head, col = x.stride()
     return Array(x, page, head, row, col)
 

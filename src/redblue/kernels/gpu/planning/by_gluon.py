@@ -1,7 +1,7 @@
-"""Plans the forward kernel of `flash` in Gluon (hopper/): its tiles, and how warps share the work.
+"""Plan the forward kernel of `flash` in Gluon (hopper/): its tiles, and the division of work among warps.
 
-It takes plain scores in 16 bits, under no mask or any band, on cards of compute capability 9; the Triton kernel of the
-schedule takes everything else, and calls with too few rows for all multiprocessors.
+The kernel supports plain scores in 16 bits, under no mask or any band, on cards of compute capability 9. The Triton
+kernel of the schedule runs all other calls, and calls with too few rows for all multiprocessors.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from redblue.kernels.gpu.planning.card import Card
 
 EDGE = 64  # rows of a warpgroup
 MOST_D = 256  # registers hold no wider rows of the output
-LEAST_ROWS = 128  # of a head: with fewer, the heads of a group are better stacked
-BUSY = 0.75  # of the multiprocessors: with fewer blocks of rows, keys are better cut into spans
+LEAST_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster
+BUSY = 0.75  # share of the multiprocessors: with fewer blocks of rows, cutting keys into spans is faster
 SLACK = 1024  # bytes of shared memory, for barriers
 
 
 class Settings(NamedTuple):
-    """How the kernel runs. Results depend on `cols` alone, by rounding."""
+    """The settings of a launch. Only `cols` affects results, by rounding."""
 
     cols: int = 128  # keys of a tile
     stages: int = 2  # tiles of keys, and of values, in shared memory
     consumers: int = 2  # warpgroups of 64 rows that multiply: 2 or 3
-    ping_pong: bool = True  # whether they take turns at issuing products
-    ordered: bool = True  # whether a tile's softmax is kept before the wait for the products beside it
+    ping_pong: bool = True  # whether consumers alternate in issuing products
+    ordered: bool = True  # whether a tile's softmax must precede the wait for the products that overlap with it
     persistent: bool = True  # whether a program takes several blocks of rows
     pack: int = 1  # heads of a group stacked into the rows of a block
-    section: int = 0  # heads whose blocks follow each other; 0: as many as fit the L2 cache
+    section: int = 0  # heads in a section (kernel.py); 0: as many as fit the L2 cache
     multiprocessors: int = 132
     l2_bytes: int = 50 << 20
 
     def shared_bytes(self, d: int, d_v: int) -> int:
-        """Shared memory of a program: its queries, and the tiles of keys and values that arrive ahead."""
+        """Shared memory of a program: its queries, and the prefetched tiles of keys and values."""
         rows, width, width_v = self.consumers * EDGE, padded(d), padded(d_v)
         return 2 * (rows * width + self.stages * self.cols * (width + width_v)) + SLACK
 
 
 def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
-    """Settings that ran on an H200 with these widths, the best first beside cuDNN in the same turns.
+    """Settings measured on an H200 with these widths, fastest first; cuDNN was timed in alternation.
 
     mask: "full" or "band".
     """

@@ -1,7 +1,7 @@
-"""Plans the spilling kernels that load by TMA (spilled/tma): their tiles, and the heads whose P is in memory at once.
+"""Plan the spilling kernels that load by TMA (spilled/tma): their tiles, and the heads whose P is in memory at once.
 
-They are `small_cache` with tiles as products of matrices have them. They take plain scores in 16 bits, under no mask or
-a causal band, on cards with TMA; the other kernels of the schedules take everything else.
+They run `small_cache` with the tiles of ordinary matrix products. They support plain scores in 16 bits, under no mask
+or a causal band, on cards with TMA; the other kernels of the schedules run all other calls.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.versions import has_descriptors
 
-ARCHITECTURE = 9  # compute capability 9: later ones multiply in tensor memory, for which nothing here was compiled
+ARCHITECTURE = 9  # compute capability 9; later ones multiply in tensor memory, which these kernels do not use
 DTYPES = ("float16", "bfloat16")
 MAX_SPILLED = 1 << 31  # bytes of P, and of dS, that a launch keeps in memory
-SEVERAL = 3  # tiles of a sum for each multiprocessor, so that the last ones leave few of them idle
-PIECE = 512  # queries: P of a long sequence is cut into pieces of whole multiples, so that tiles are whole
+SEVERAL = 3  # tiles of a sum per multiprocessor, so that few multiprocessors are idle at the end
+PIECE = 512  # queries: P of a long sequence is cut into pieces of a multiple of this, so that tiles are whole
 SLACK = 1024  # bytes of shared memory, for barriers
 
 
 class Tile(NamedTuple):
-    """How a product is tiled: rows x cols of the result, in slices of depth, and Triton's settings."""
+    """The tiling of a product: rows x cols of the result, in slices of depth, and Triton's settings."""
 
     rows: int = 128
     cols: int = 256
@@ -30,11 +30,11 @@ class Tile(NamedTuple):
     warps: int = 8
     stages: int = 3
     parts: int = 2  # pieces in which a tile of P or dS is stored
-    resident: int = 1  # programs of a multiprocessor that work through tiles; 0: a program for each tile
-    early: bool = False  # whether P, which dS is computed from, is loaded into registers before the product
+    resident: int = 1  # persistent programs per multiprocessor; 0: a program for each tile
+    early: bool = False  # whether P, from which dS is computed, is loaded into registers before the product
 
     def shared_bytes(self, pieces: int) -> int:
-        """Shared memory of a program: slices that arrive ahead, and `pieces` pieces of 16-bit results."""
+        """Shared memory of a program: prefetched slices, and `pieces` pieces of 16-bit results."""
         slices = self.stages * (self.rows + self.cols) * self.depth
         return 2 * (slices + pieces * (self.rows * self.cols // self.parts)) + SLACK
 
@@ -44,7 +44,7 @@ SCORES_WIDE = Tile()
 GRADIENTS = Tile(cols=128, warps=4, parts=4, resident=0)
 GRADIENTS_EARLY = Tile(cols=128, warps=4, resident=0, early=True)
 SUMS_WIDE, SUMS = Tile(stages=4), Tile(cols=128, warps=4)
-WORTH = 0.95  # narrow sums are chosen if they pad the features to at most this share of what wide ones do
+WORTH = 0.95  # narrow sums are chosen if their padded features are at most this share of the wide sums' features
 
 
 class Choice(NamedTuple):
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     row: Tile = SUMS_WIDE  # P V, or dS K
     key: Tile = SUMS_WIDE  # P^T dO and dS^T Q
     streams: int = 4
-    queries: int = 0  # of a head whose P is in memory at once; 0: all
+    queries: int = 0  # queries of a head whose P is in memory at once; 0: all
     multiprocessors: int = 132
 
 
@@ -63,7 +63,7 @@ CHOICES = {
     "forward": (Choice(), Choice(p=SCORES_WIDE)),
     "backward": (Choice(), Choice(ds=GRADIENTS_EARLY), Choice(p=SCORES_WIDE, ds=SCORES_WIDE)),
 }
-LEAST_D = {"forward": 257, "backward": 193}  # below, flash is faster
+LEAST_D = {"forward": 257, "backward": 193}  # for smaller d, flash is faster
 LEAST_EDGE = 256  # queries of a head or of a piece, and keys: fewer make too few tiles
 
 
@@ -93,7 +93,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
 
 
 def _memory(direction: str, sizes: Sizes) -> tuple[int, int]:
-    """The most heads whose P and dS fit into MAX_SPILLED, at least those that share a key head, and their queries."""
+    """The most heads whose P and dS fit into MAX_SPILLED, and their queries; at least all heads of one key head."""
     arrays = 1 if direction == "forward" else 2
     of_query = 2 * arrays * max(1, sizes.n_k)
     heads = MAX_SPILLED // (of_query * max(1, sizes.n_q)) // sizes.group * sizes.group
@@ -115,6 +115,6 @@ def _enough(sizes: Sizes, card: Card, sums: Tile) -> int:
 
 
 def largest_bytes(choice: Choice) -> int:
-    """The most shared memory that one of its kernels takes. dS is stored from pieces of P; sums reuse their slices."""
+    """The most shared memory that a kernel of the choice takes. dS is stored from pieces of P; sums reuse slices."""
     scores = choice.p.shared_bytes(1), (choice.ds or choice.p).shared_bytes(2)
     return max(*scores, choice.row.shared_bytes(0), choice.key.shared_bytes(0))

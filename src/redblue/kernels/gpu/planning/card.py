@@ -20,11 +20,11 @@ class Card(NamedTuple):
     """The properties of a GPU that planning needs."""
 
     arch: int = 90  # 10 * major + minor of the compute capability; OTHER
-    shared_bytes: int = 227 << 10  # of one block, at most
-    registers: int = 65536  # 32-bit, of one multiprocessor
+    shared_bytes: int = 227 << 10  # limit of one block
+    registers: int = 65536  # 32-bit registers per multiprocessor
     l2_bytes: int = 50 << 20
     multiprocessors: int = 132
-    warp: int = 32  # lanes
+    warp: int = 32  # lanes of a warp
 
 
 def card_named(name: str | os.PathLike[str] | Memory) -> Card:
@@ -36,8 +36,8 @@ def card_named(name: str | os.PathLike[str] | Memory) -> Card:
     facts, fast = machine.facts, machine.levels[0]
     if machine.kind != "gpu" or not fast.capacity_bytes or "registers_bytes" not in facts or len(machine.levels) < 3:
         raise RedblueError(
-            f"kernels are planned for GPUs whose shared memory, registers and L2 are known. {machine.name} is none: "
-            "choose another of redblue.list_memories()"
+            f"kernels are planned for GPUs whose shared memory, registers and L2 are known. {machine.name} is not "
+            "such a GPU: choose another of redblue.list_memories()"
         )
     return Card(
         arch=round(facts.get("compute_capability", OTHER)),
@@ -56,7 +56,7 @@ def card_of(device: torch.device) -> Card:
 
 @contextmanager
 def planning_for(card: Card) -> Iterator[None]:
-    """A context in which calls are planned for this card, for instance one with less shared memory than the device."""
+    """A context in which calls are planned for this card, for instance a card with less shared memory."""
     global _override
     before, _override = _override, card
     try:
@@ -70,7 +70,7 @@ _override: Card | None = None
 
 @cache
 def _detected(device: torch.device) -> Card:
-    """The properties of the device. On the CPU, where Triton interprets kernels, a Hopper GPU stands for it."""
+    """The properties of the device. On the CPU, where Triton interprets kernels, they are those of a Hopper GPU."""
     if device.type != "cuda":
         return Card()
     from triton.runtime import driver  # PyTorch does not report the shared memory of a block on AMD GPUs

@@ -1,4 +1,4 @@
-"""Copies the kernels' own arrays to a GPU, and keeps them alive while a kernel may still read them."""
+"""Copy the kernels' own arrays to a GPU, and keep them alive while a kernel may still read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def copied(array: np.ndarray, device: torch.device) -> Tensor:
     on_cpu = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return on_cpu.to(device)
-    # In a thread of its own: while torch.compile warms up for a graph, this thread's allocations belong to the graph
+    # Copy in another thread: while torch.compile warms up for a graph, this thread's allocations belong to the graph
     with ThreadPoolExecutor(1) as own_thread:
         return own_thread.submit(on_cpu.to, device).result()
 

@@ -1,4 +1,4 @@
-"""Replaces planned launches that the card refuses, or that Triton cannot compile, which shows only when they run."""
+"""Replace planned launches that fail when they run: the card refuses them, or Triton cannot compile them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.planning.refusals import is_refusal
 from redblue.kernels.gpu.planning.tune import Kind
 
-CARD = ("multiprocessors", "l2_bytes")  # facts of the card that some launches carry beside their tiles
+CARD = ("multiprocessors", "l2_bytes")  # properties of the card that some launches carry in addition to their tiles
 UNITS = {"shared memory": "bytes of shared memory", "tensor memory": "columns of tensor memory"}
 
 
@@ -60,7 +60,7 @@ def run(
     if out_of_memory is not None:
         raise out_of_memory
     least = min(refused, key=lambda launch: launch.shared_bytes)
-    raise RedblueError(f"{refused[least]}; nor does any larger planned launch")
+    raise RedblueError(f"{refused[least]}; every other planned launch fails, too")
 
 
 def forget() -> None:

@@ -1,7 +1,7 @@
-"""Measures what a launch needs on a card by compiling it for that card, without a GPU.
+"""Measure the resources that a launch needs on a card by compiling it for that card, without a GPU.
 
-Triton compiles for any architecture down to the binary, and the assembler reports the registers it took and the bytes
-it spilled. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and constants,
+Triton compiles for any architecture down to the binary, and the assembler reports the registers used and the bytes
+spilled. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and constants,
 settings, architecture and Triton's version.
 """
 
@@ -45,12 +45,12 @@ class Fit(NamedTuple):
     """The resources that one compiled kernel of a launch takes."""
 
     kernel: str
-    shared_bytes: int  # of a block
-    registers: int  # of a thread
-    spilled_bytes: int  # of a thread: stored to local memory because registers ran out
-    tensor_memory_columns: int  # of a block, on sm_100
+    shared_bytes: int  # per block
+    registers: int  # per thread
+    spilled_bytes: int  # per thread: stored to local memory because registers ran out
+    tensor_memory_columns: int  # per block, on sm_100
     cubin_bytes: int
-    serialized: bool  # whether the assembler makes each product wait for the one before, on sm_90
+    serialized: bool  # whether the assembler makes each product wait for the previous one, on sm_90
 
     def on(self, card: Card) -> bool:
         """Whether the card can run it."""
@@ -94,11 +94,11 @@ def paged_runs(
     """The launches of `attention_paged` for contiguous caches of pages of `page` keys.
 
     sizes: lead, heads, d and d_v matter. aliased: whether values are a slice of the keys. tree: whether a boolean mask
-    says which of the newest keys queries attend. options: those of Options.
+    selects the newest keys that queries attend. options: fields of Options.
     """
     number, (batch,) = getattr(torch, dtype), sizes.lead
     sums = getattr(torch, sum_dtype(dtype))
-    # On the CPU, because tensors on the device meta share one address, as if they were slices of each other
+    # On the CPU, because all tensors on the meta device have the same address, as if they were slices of each other
     q = torch.empty((batch, sizes.heads, sizes.d), dtype=number)
     k, v = (torch.empty((2, page, sizes.kv_heads, d), dtype=number) for d in (sizes.d, sizes.d_v))
     v = k[..., : sizes.d_v] if aliased else v
@@ -124,12 +124,12 @@ def key(run: Run, arch: int) -> str:
 
 
 def _type(value: Any, specialized: bool) -> Any:
-    """The properties of an argument that Triton compiles for. specialized: whether 1 and multiples of 16 count."""
+    """The properties of an argument that Triton specializes on. specialized: whether on 1 and multiples of 16, too."""
     if isinstance(value, tuple):
         return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):
         return str(value.dtype)
-    if hasattr(value, "block_shape"):  # a map of TMA
+    if hasattr(value, "block_shape"):  # a TMA descriptor
         return [str(value.base.dtype), list(value.block_shape)]
     if isinstance(value, int) and not isinstance(value, bool):
         return ["int", value.bit_length() > 31, *((value == 1, value % 16 == 0) if specialized else ())]
@@ -137,7 +137,7 @@ def _type(value: Any, specialized: bool) -> Any:
 
 
 def _kept(name: str, run: Run, arch: int) -> Fit:
-    """The fit in the cache folder; compiled and stored if it is not there."""
+    """The fit from the cache folder; if it is missing, compile and store it."""
     path = Path(platformdirs.user_cache_dir("redblue")) / "gpu-fit" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Fit(**json.loads(path.read_text()))
@@ -145,7 +145,7 @@ def _kept(name: str, run: Run, arch: int) -> Fit:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(fit._asdict()))
-    draft.replace(path)  # atomically: other processes may write it, too
+    draft.replace(path)  # atomic, because other processes may write the file, too
     return fit
 
 
@@ -156,7 +156,7 @@ def _compile(run: Run, arch: int) -> Fit:
         compiled = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings)
     report = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", log.getvalue(), re.DOTALL)
     if not report:
-        raise RedblueError(f"ptxas did not report what {run.kernel.__name__} takes: {log.getvalue()!r}")
+        raise RedblueError(f"ptxas did not report the resources of {run.kernel.__name__}: {log.getvalue()!r}")
     return Fit(
         run.kernel.__name__,
         compiled.metadata.shared,
@@ -189,7 +189,7 @@ def standing_in(arch: int) -> Iterator[None]:
 
 
 class _Absent:
-    """A stand-in for Triton's driver, for an architecture that is only compiled for."""
+    """A stand-in for Triton's driver that only allows compiling for an architecture."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch

@@ -11,16 +11,16 @@ from redblue.kernels.gpu.launch import PlanOptions, parts
 from redblue.kernels.gpu.planning.resources import Footprint
 
 MIN_EDGE = 16  # the shortest edge of a tile that a tensor core takes
-SHORT_EDGE = 64  # sm_100 keeps a second copy of tiles with a shorter edge that are also multiplied transposed
-WIDE_PART = 64  # with second parts of d this wide, operands of the first part wait in registers
+SHORT_EDGE = 64  # sm_100 keeps a second copy of tiles that have a shorter edge and are also multiplied transposed
+WIDE_PART = 64  # if the second part of d is at least this wide, operands of the first part wait in registers
 # Under a listed mask, spilled tiles are read on the grid on which they were written, so these edges are equal
 ON_ONE_GRID = {"out_rows": "rows", "dq_rows": "rows", "dk_rows": "cols", "dv_rows": "cols"}
-COUNTED_AS = {"paged": "forward"}  # directions whose words are those of another pass of their schedule
+COUNTED_AS = {"paged": "forward"}  # directions whose words are counted by another pass of their schedule
 MIN_SPAN = 512  # keys: merging the outputs of shorter spans costs more than it gains
 
 
 class Part(NamedTuple):
-    """A Triton kernel. edges: those of the tiles that stay, which are chosen by the words moved.
+    """A Triton kernel. edges: the edges of the tiles that stay, which are chosen by the words moved.
 
     footprint: the footprint of a block, a function of tiles, sizes and options. blocks: the number of blocks, a
     function of tiles and sizes.
@@ -34,8 +34,8 @@ class Part(NamedTuple):
 class Kernel(NamedTuple):
     """The Triton kernels of one schedule and direction.
 
-    streams: edges of the tiles that stream by, which hardly change the words moved. max_edges: upper limits that are
-    tried for all other edges. spilled: arrays of (rows of a chunk, all keys) that are in memory at once.
+    streams: edges of the tiles that stream by, which hardly affect the words moved. max_edges: upper limits to try for
+    all other edges. spilled: arrays of (rows of a chunk, all keys) that are in memory at once.
     """
 
     streams: tuple[str, ...]
@@ -59,7 +59,7 @@ def _rows(sizes: Sizes) -> int:
 
 
 def _score_tiles(own: int, options: PlanOptions) -> int:
-    """Tiles of scores that registers hold: the kernel's own, a bias with its addresses, and dropout's factors."""
+    """Number of tiles of scores that registers hold: the kernel's own, a bias with its addresses, dropout's factors."""
     return max(own, 4 * options.bias) + options.dropout
 
 
@@ -78,12 +78,12 @@ def _flash_forward(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
 
 
 def _tall(rows: int, options: PlanOptions) -> int:
-    """Footprint.tall: a bias and dropout's factors are loaded in other registers, and exchanged."""
+    """Footprint.tall, which is 0 with a bias or dropout: their tiles are loaded in other registers and exchanged."""
     return 0 if options.bias or options.dropout else rows
 
 
 def _paged(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
-    """As _flash_forward; values that are a slice of the keys do not stream by on their own."""
+    """Like _flash_forward, except that values which are a slice of the keys do not stream by separately."""
     footprint = _flash_forward(t, sizes, options)._replace(tall=0)
     return footprint._replace(stream=footprint.stream[:1]) if options.aliased else footprint
 
@@ -143,7 +143,7 @@ def _output(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
 
 
 def _spill_ds(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
-    """small_cache: dS of a tile, from P, which a smaller kernel has spilled."""
+    """small_cache: dS of a tile, from P, which another, smaller kernel has spilled."""
     r, c, w = t.rows, t.cols, t.depth
     return Footprint(0, (r * w, c * w), r * c, r * c, r * c, r * c, (r, c, w))
 
@@ -183,7 +183,7 @@ def _by_cols(t: Any, sizes: Sizes) -> int:
 
 
 def _by_tiles(t: Any, sizes: Sizes) -> int:
-    return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # spans of keys are blocks of their own
+    return _by_rows(t, sizes) * ceil_div(sizes.n_k, t.cols)  # each span of keys is a separate block
 
 
 def _by_out(t: Any, sizes: Sizes) -> int:
@@ -203,7 +203,7 @@ def _by_keys(t: Any, sizes: Sizes) -> int:
 
 
 DQ, DK, DV = (_sum_of(f"{name}_rows", f"{name}_cols", name) for name in ("dq", "dk", "dv"))
-FLASH, SPILLED = (128, 64), (256, 128, 64)  # the gain of longer edges is not measurable, and blocks get fewer
+FLASH, SPILLED = (128, 64), (256, 128, 64)  # longer edges gain nothing measurable, and give fewer blocks
 OUT = Part(("out_rows", "out_cols"), _output, _by_out)
 KERNELS = {
     ("flash", "forward"): Kernel(("cols",), (Part(("rows",), _flash_forward, _by_spans),), FLASH),

@@ -1,4 +1,4 @@
-"""What the kernels in Gluon need, which are written for Hopper GPUs (hopper/)."""
+"""The requirements of the Gluon kernels for Hopper GPUs (hopper/)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KERNELS = ("redblue.kernels.gpu.hopper.kernel", "redblue.kernels.gpu.hopper.back
 
 @cache
 def available() -> bool:
-    """Whether Triton compiles these kernels. Its interpreter does not run Gluon, whose names are not settled yet."""
+    """Whether this Triton compiles these kernels. Its interpreter does not run Gluon, and Gluon's names may change."""
     if INTERPRETED.value or not has_descriptors():
         return False
     try:

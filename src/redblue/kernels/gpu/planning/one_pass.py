@@ -1,7 +1,7 @@
-"""Plans the backward kernel of `flash_onepass` in Gluon (hopper/backward_kernel.py).
+"""Plan the backward kernel of `flash_onepass` in Gluon (hopper/backward_kernel.py).
 
-It takes what the forward kernel in Gluon takes (by_gluon.py), with d = d_v of 128, or of 64 under a band, if sums may
-be added in any order. Other calls run `flash`, whose two kernels are as fast for d 64 without a mask.
+It supports the calls of the forward kernel in Gluon (by_gluon.py) with d = d_v = 128, or 64 under a band, if sums may
+be added in any order. Other calls run `flash`, whose two kernels are as fast for d = 64 without a mask.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from redblue.schedules.flash_onepass import BackwardTiles
 
 TILES, STAGES = BackwardTiles(rows=64, cols=128), 2  # stages: tiles of queries, and of dout, in shared memory at once
 SHARED_BYTES = {64: 83_260, 128: 148_796}  # by d, as Triton 3.6 compiles the kernel
-MAX_STREAMS = 65535  # of a grid's second dimension
-MAX_ROWS = 1 << 30  # of all heads, with padding: twice as many numbers are counted in 32 bits
+MAX_STREAMS = 65535  # limit of a grid's second dimension
+MAX_ROWS = 1 << 30  # rows of all heads, with padding: twice this number must fit 32 bits
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> tuple[BackwardTiles, ...]:

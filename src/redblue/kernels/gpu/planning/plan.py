@@ -1,10 +1,10 @@
-"""Plans a call on a card: chooses the kernel, tiles and settings that fit and move the fewest words.
+"""Plan a call on a card: choose the kernel, tiles and settings that fit and move the fewest words.
 
-A launch fits if the card has its shared memory and its results lie in registers (resources.py). Its words are those of
-its schedule's closed form, between shared memory and the next level. Occupancy is ranked before words moved. Ties go to
+A launch fits if the card has its shared memory and its results fit in registers (resources.py). Its schedule's closed
+form counts its words, between shared memory and the next level. Occupancy is ranked before words moved. Ties go to
 settings that are known to keep a multiprocessor busy: two or three stages, streaming tiles of 64, few warps. On sm_90
-three stages rank before two, because with two Triton requests the next tiles after a step's last product and waits for
-them at once; but the length of streaming tiles ranks before the stages, since short tiles feed wgmma too slowly.
+three stages rank before two: with two stages, Triton requests the next tiles after a step's last product and then waits
+for them. The length of streaming tiles ranks before the stages, since short tiles feed wgmma too slowly.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of",
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
 L2_SHARE = 0.5  # the share of the L2 cache that a chunk's spilled arrays may fill, so that they are read back from L2
 MAX_SPILLED = 1 << 31  # the most bytes that a chunk spills, unless a single step of rows spills more
-BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as fully occupied
+BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as full occupancy
 ALIKE = 1.03  # words within this factor count as equal
-NEAR = 2.0  # candidates may move at most this many times the words of the first
+NEAR = 2.0  # candidates may move at most this many times the words of the first candidate
 MAX_CANDIDATES = 8
-LESS = 0.75  # the next plan may take this share of the shared memory of a launch that the card refused
+LESS = 0.75  # share of a refused launch's shared memory that the next plan may take
 PLAIN = PlanOptions()
-PLENTY = 1 << 16  # streams: more than any card has multiprocessors
+PLENTY = 1 << 16  # number of streams: more than the multiprocessors of any card
 
 
 class Launch(NamedTuple):
@@ -103,7 +103,7 @@ def _in_powers(sizes: Sizes) -> Sizes:
 def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:
-    """The launches of kernels written for sm_90, which take some calls."""
+    """The launches of kernels written for sm_90; empty if they do not support the call."""
     call, asked = (direction, sizes, dtype, card), schedule in ("auto", "flash") and bool(options.by_gluon)
     forward = by_gluon.choices(*call, options.by_gluon) if asked else ()
     backward = one_pass.choices(*call, options.by_gluon) if asked and options.any_order else ()
@@ -119,9 +119,9 @@ def _for_hopper(
 
 
 def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
-    """The sizes by which a node of `attention_paged` with so many stacked rows is planned.
+    """The sizes by which a node of `attention_paged` with `rows` stacked rows is planned.
 
-    There are always plenty of nodes, so that tiles, and with them rounding, do not depend on the rest of the batch.
+    The number of nodes is always PLENTY, so that tiles, and therefore rounding, do not depend on the rest of the batch.
     """
     return Sizes((1,), PLENTY, 1, rows, MIN_SPAN, d, d_v)
 
@@ -129,7 +129,7 @@ def node_sizes(rows: int, d: int, d_v: int) -> Sizes:
 def launches(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions = PLAIN, schedule: str = "auto"
 ) -> Iterator[Launch]:
-    """The candidates, then plans for less and less shared memory, down to the smallest tiles."""
+    """Yield the candidates, then plans for less and less shared memory, down to the smallest tiles."""
     planned = candidates(direction, sizes, dtype, card, options, schedule)
     while True:
         yield from planned
@@ -174,7 +174,7 @@ class _Choice(NamedTuple):
     rank: tuple[float, ...]  # lower is better
     launch: Launch
     words: int
-    others: tuple[Launch, ...] = ()  # worth timing, too; empty: chosen among the other choices
+    others: tuple[Launch, ...] = ()  # further launches worth timing; empty: choose among the other choices
 
 
 def _rank(choice: _Choice) -> tuple[float, ...]:
@@ -182,7 +182,7 @@ def _rank(choice: _Choice) -> tuple[float, ...]:
 
 
 def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
-    """The best launch, then the best that has another kernel, the best with other stages, warps, or another edge."""
+    """The best launch, then the best ones that differ in kernel, in stages, in warps, or in an edge."""
     first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
     settings = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]
     selected = dict.fromkeys((first.launch, *first.others))
@@ -220,7 +220,7 @@ def _ranked(
 
 
 def _by_parts(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions) -> _Choice | None:
-    """The best launch where each Triton kernel has its own settings, and others worth timing; None if none fits."""
+    """The best launch with separate settings for each Triton kernel, and others worth timing; None if none fits."""
     kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
     problem = _problem(direction, sizes)
     tiles = one_pass.tile_type(
@@ -333,8 +333,8 @@ def _cut(tiles: Any, sizes: Sizes, card: Card) -> Any:
 def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any, int]:
     """The tiles with their spans of keys, and the rows of a chunk.
 
-    P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless that is too few rows to occupy
-    all multiprocessors, and never spills more than MAX_SPILLED; a stream's rows are cut into equal chunks.
+    P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless this gives too few rows to occupy
+    all multiprocessors, and never spills more than MAX_SPILLED. A stream's rows are cut into equal chunks.
     pair_bytes: bytes spilled per pair.
     """
     rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()

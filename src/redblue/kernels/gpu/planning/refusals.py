@@ -1,4 +1,4 @@
-"""The errors by which a launch is refused, though others of the same call may run."""
+"""The errors that refuse one launch of a call, while its other launches may still run."""
 
 from __future__ import annotations
 

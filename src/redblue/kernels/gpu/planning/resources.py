@@ -1,23 +1,23 @@
 """A model of the shared memory and registers that Triton's compiler takes, so that plans need no compilation.
 
-Shared memory holds operands that stay, tiles that stream by, and results on their way to being operands (P and dS).
-How it is filled depends on the architecture:
+Shared memory holds operands that stay, tiles that stream by, and results that become operands (P and dS). The model
+depends on the architecture:
 
-- from sm_80 on, streaming tiles are copied ahead into `stages - 1` buffers;
+- from sm_80 on, streaming tiles are prefetched into `stages - 1` buffers;
 - on sm_90 and sm_100 into `stages` buffers, since products still read one tile while the next arrives;
-- with one stage nothing is copied ahead, and one streaming tile is there at a time;
+- with one stage nothing is prefetched, and only one streaming tile is held at a time;
 - without tensor cores (sm_75, where Triton does not use them, and float32 without TF32) operands have 4 bytes, and a
   thread holds the operands of a whole product in registers.
 
-Results that are stored at the end pass through shared memory too, but in place of operands no longer needed.
+Results that are stored at the end pass through shared memory too, but reuse the space of operands.
 
 Measured with Triton 3.9.0, flash forward, float16, causal, in bytes. d 128, rows x cols x stages 128 x 32 x 2 and
 128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90. d 512, 64 x 32 x 2: 135,168, and
 196,608 on sm_90. The model adds P, which passes through shared memory (R C elements; some plans do not need it),
-and twice that with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). On sm_90 in 16 bits P
+or twice P with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). On sm_90 in 16 bits P
 and dS stay in registers if each warp owns 16 or more rows of scores: forward, 128 x 128 x 3 with 8 warps takes exactly
-its operands' 229,376; dK and dV take up to 2,048 more, for numbers of rows. sm_100 takes up to 1,400
-bytes more for barriers. There flash backward holds streaming tiles with fewer than 64 rows twice, and a bias once more.
+its operands' 229,376; dK and dV take up to 2,048 more, for the statistics of rows. sm_100 takes up to 1,400 bytes more
+for barriers; its flash backward also holds a second copy of streaming tiles with fewer than 64 rows, and of a bias.
 
 A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
 for its random bits: with tiles planned without them (flash, d 128, 128 x 64 forward, 32 rows x 128 keys for dK and dV,
@@ -36,11 +36,11 @@ from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.kernels.gpu.planning.card import Card
 
 SLACK = 1024  # bytes, for barriers, padding, and exchanges while a row is summed
-MAX_REGISTERS = 255  # of a thread
+MAX_REGISTERS = 255  # per thread
 # The shares of a thread's registers that summed results may take, and that all results together may take. Beyond these
 # shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
-# On sm_90 in 16 bits, if each warp owns whole rows of scores: P and dS become operands in the registers that hold them
+# On sm_90 in 16 bits, if each warp owns whole rows of scores, P and dS become operands without leaving their registers
 WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76
 # Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
 # for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
@@ -53,37 +53,37 @@ class Footprint(NamedTuple):
 
     stay: int  # operands that stay
     stream: tuple[int, ...]  # tiles that stream by
-    exchanged: int  # results that become operands
+    exchanged: int  # results that pass through shared memory to become operands
     sums: int  # results that are summed
     scores: int  # other results
     stored: int  # the largest tile that is stored
     product: tuple[int, int, int]  # rows, columns and summed features of the product with the most operands
-    added: int = 0  # exchanged for a bias or dropout, beyond results
-    transposed: int = 0  # streaming tiles with an edge below 64 that are multiplied both as they lie and transposed
-    waiting: int = 0  # operands that wait in registers, on architectures whose products take them from there
-    all_at_once: bool = False  # whether streaming tiles are there together even where nothing is copied ahead
-    tall: int = 0  # rows of results that become operands within their warp, on sm_90; 0: they may have to leave it
+    added: int = 0  # further elements that are exchanged for a bias or dropout
+    transposed: int = 0  # streaming tiles with an edge below 64 that are multiplied both as stored and transposed
+    waiting: int = 0  # operands that wait in registers, on architectures whose products read operands from registers
+    all_at_once: bool = False  # whether all streaming tiles are held at once even where nothing is prefetched
+    tall: int = 0  # rows of results that become operands within their warp, on sm_90; 0: they may change warps
 
 
 class Resources(NamedTuple):
     """The share of a multiprocessor that a block takes."""
 
     shared_bytes: int
-    pressure: float  # on registers: up to 1 hardly any spill
+    pressure: float  # register pressure: up to 1, hardly any registers spill
 
 
 def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: int) -> Resources:
     """The resources of a block, by the model."""
     word, threads, family = BYTES_PER_WORD[dtype], warps * card.warp, card.arch // 10
     registers = min(MAX_REGISTERS, card.registers // threads)
-    per_number = max(1, word // 4)  # registers
+    per_number = max(1, word // 4)  # registers per number
     waiting = footprint.waiting if family not in (9, 10) else 0  # on sm_90 and sm_100 products read shared memory
     within_warps = family == 9 and word == 2 and footprint.tall >= max(WARPGROUP_ROWS, WARP_ROWS * warps)
     results = RESULTS_WITHIN_WARPS if within_warps else RESULTS
     takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / results) / threads
     if without_tensor_cores(dtype, card):
         rows, cols, inner = footprint.product
-        operands = (rows + cols) / math.sqrt(threads) * inner  # threads form a square
+        operands = (rows + cols) / math.sqrt(threads) * inner  # the model arranges threads in a square
         takes = 2 * (footprint.sums + footprint.scores) / threads + operands / 2
         if footprint.all_at_once and word >= 4 and not pipelines(card):
             takes += LOADED * sum(footprint.stream) / threads
@@ -95,14 +95,14 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
     elif footprint.all_at_once:
         streaming = max(streaming, sum(footprint.stream) - exchanged // 2)
     if family == 10:
-        exchanged = max(exchanged, footprint.transposed) + footprint.added  # exchanged once more than elsewhere
+        exchanged = max(exchanged, footprint.transposed) + footprint.added  # one exchange more than elsewhere
     slack = SLACK * (2 if family == 10 or within_warps else 1)
     shared = word * max(footprint.stay + streaming + exchanged + footprint.added, footprint.stored) + slack
     return Resources(shared, per_number * takes / registers)
 
 
 def pipelines(card: Card) -> bool:
-    """Whether Triton copies tiles ahead on this card."""
+    """Whether Triton prefetches tiles on this card."""
     return not 0 < card.arch < 80
 
 

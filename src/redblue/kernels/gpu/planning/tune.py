@@ -1,8 +1,8 @@
-"""Tuning: times the plan's candidates once on this card and keeps the fastest on disk.
+"""Tuning: time the plan's candidates once on this card and keep the fastest on disk.
 
-The first call of a kind times them by the device's events on the call's own arrays, which launches may write several
-times. The plan's first candidate runs untimed with REDBLUE_TUNE=0, and if PyTorch must use deterministic algorithms,
-since other tiles sum in another order.
+The first call of a kind times them with device events on the call's own arrays, which launches may overwrite. With
+REDBLUE_TUNE=0, or if PyTorch must use deterministic algorithms, the plan's first candidate runs untimed, since other
+tiles sum in another order.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
 FORMAT = 4  # version of the files
 CLEARED_BYTES = 64 << 20  # more than an L2 cache holds
-MOST_CLEARED = 1000  # times in a row
+MOST_CLEARED = 1000  # times that memory is cleared in a row
 
 Run = Callable[[Launch], object]
 
 
 class Kind(NamedTuple):
-    """The properties that calls share if one choice serves them all. Lengths are rounded up to powers of two."""
+    """The properties of a call that decide its launch. Lengths are rounded up to powers of two."""
 
     device: str
     card: Card
@@ -54,10 +54,10 @@ class Kind(NamedTuple):
     keys: int
     d: int
     d_v: int
-    dtype: str  # with the precision of float32 products
+    dtype: str  # for float32, includes the precision of products
     mask: str  # "full", "band" or "lists"
     options: PlanOptions  # a launch that fits without a bias may not fit with one
-    schedule: str  # the requested one, or "auto"
+    schedule: str  # the requested schedule, or "auto"
     versions: tuple[str, str]
 
     @classmethod
@@ -84,8 +84,8 @@ def chosen(kind: Kind, candidates: Sequence[Launch], run: Run) -> Launch:
     """The fastest candidate; the first one if tuning is off, or while a CUDA graph is captured or torch.compile traces.
 
     run: executes the call by one candidate. Candidates that cannot be compiled or need too much memory are left out;
-    if there are no others, the first one's error is raised. Any other error is raised at once: after an illegal access
-    all further calls of the process fail, too.
+    if all are left out, the first one's error is raised. Any other error is raised at once: after an illegal memory
+    access, all further calls of the process fail, too.
     """
     if len(candidates) == 1 or not enabled():
         return candidates[0]
@@ -119,12 +119,12 @@ _remembered: dict[Kind, Launch] = {}
 
 
 def folder() -> Path:
-    """The folder of choices. A choice is a file of its own, so that processes which write at once lose nothing."""
+    """The folder of choices. Each choice has its own file, so that processes can write at the same time."""
     return platformdirs.user_cache_path("redblue") / f"tuned-{FORMAT}"
 
 
 def milliseconds(call: Callable[[], object], best: float) -> float:
-    """The median of the times of a compiled call, by the device's events. best: the best candidate's time so far.
+    """The median time of a compiled call, by device events. best: the best candidate's time so far.
 
     The device clears memory while Python queues the call, so that it never waits for Python between launches.
     """
@@ -144,7 +144,7 @@ def milliseconds(call: Callable[[], object], best: float) -> float:
 
 
 def _work_ahead_of(call: Callable[[], object]) -> Callable[[], None]:
-    """A function that queues as much work for the device as Python needs time to queue the call."""
+    """Return a function that keeps the device busy for as long as Python needs to queue the call."""
     try:
         memory = torch.empty(CLEARED_BYTES, dtype=torch.int8, device="cuda")
     except torch.OutOfMemoryError:

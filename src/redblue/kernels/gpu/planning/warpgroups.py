@@ -1,8 +1,8 @@
-"""Tiles of flash on sm_90 in 16 bits, where groups of four warps multiply: each of its kernels has settings of its own.
+"""Tiles of flash on sm_90 in 16 bits, where groups of four warps multiply: each kernel has its own settings.
 
-A warp owns 16 whole rows of a tile of scores. With fewer, P and dS leave the registers on their way to being operands,
-and a kernel takes twice as long (dK and dV, d 128: 64 keys with 8 warps). With more, threads run out of registers, or
-nearly.
+A warp owns 16 whole rows of a tile of scores. With fewer rows, P and dS pass through shared memory to become operands,
+and a kernel takes twice as long (dK and dV, d 128: 64 keys with 8 warps). With more rows, threads run out of registers,
+or nearly.
 
 Measured on an H100 with Triton 3.6.0, 32 heads, n 8192, bf16, in TFLOP/s (full, causal). Forward, d 128:
 128 x 128 557, 490; 256 x 64 577, 460; 64 x 64 with 4 warps 544, 499; 128 x 64 527, 488 (2 stages: 428, 364). Forward,
@@ -24,19 +24,19 @@ from redblue.kernels.gpu.planning.footprints import Part
 from redblue.kernels.gpu.planning.resources import WARP_ROWS, resources
 
 ARCHITECTURE, TYPES = 9, ("float16", "bfloat16")
-LEAST_ROWS = 64  # of a product of a warpgroup
+LEAST_ROWS = 64  # rows of a warpgroup's product
 STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)
-SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory binds at two thirds of their speed
-EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time: small blocks overlap them better
+SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory limits them to two thirds of their speed
+EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time; small blocks overlap them better
 LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
-NEARLY = 1.02  # pressure up to which tiles are worth timing: a few dozen bytes spill
+NEARLY = 1.02  # register pressure up to which tiles are worth timing, although a few dozen bytes spill
 BUSY = 0.75  # as in plan.py
-SLACK = 2048  # bytes that a multiprocessor has beyond those of a block, and that the model counts too many
-FEW_WARPS = 8  # on a multiprocessor: with fewer, products wait for memory
+SLACK = 2048  # bytes of a multiprocessor beyond the limit of a block, plus the model's overestimate
+FEW_WARPS = 8  # warps per multiprocessor: with fewer, products wait for memory
 
 
 class Tile(NamedTuple):
-    """The tiles of one kernel, its settings, and what decides its rank."""
+    """The tiles of one kernel, its settings, and the quantities that decide its rank."""
 
     edges: dict[str, int]
     stay: int
@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 
 
 def covers(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions) -> bool:
-    """Whether these tiles are meant for the call. A bias and dropout pass through shared memory, whatever the tiles."""
+    """Whether this module plans the call. Calls with a bias or dropout are excluded: both need shared memory anyway."""
     rows = min(sizes.n_q * sizes.group, sizes.n_k)
     return (
         name == "flash"
@@ -74,8 +74,8 @@ def ranked(
 ) -> list[Tile]:
     """The tiles of a kernel that fit the card, the best first.
 
-    stream: the edge of its streaming tiles. tiles: tiles of all kernels, of which this one's are replaced. count: the
-    words that tiles move.
+    stream: the edge of its streaming tiles. tiles: tiles of all kernels, in which this kernel's tiles are replaced.
+    count: a function that counts the words that tiles move.
     """
     (stay,) = part.edges
     found = []
@@ -87,7 +87,7 @@ def ranked(
         if needed.shared_bytes > card.shared_bytes:
             continue
         pressure = needed.pressure
-        if options.listed or options.softcap:  # registers hold bits, or a derivative, as well: by the stricter model
+        if options.listed or options.softcap:  # registers also hold bits or a derivative: use the stricter model
             footprint = part.footprint(t, sizes, options)._replace(tall=0)
             pressure = resources(footprint, dtype, card, warps, stages).pressure
         idle = max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors))
@@ -123,7 +123,7 @@ def _rank(tile: Tile, long: bool, small: bool, card: Card) -> tuple[float, ...]:
 
 
 def alternatives(tiles: list[Tile]) -> list[Tile]:
-    """The tiles worth timing besides the first: others that stay, then streaming tiles or stages that differ."""
+    """Further tiles worth timing: first with other resident tiles, then with other streaming tiles or stages."""
     first = tiles[0]
     near = [
         tile

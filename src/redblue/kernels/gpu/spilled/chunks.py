@@ -24,7 +24,7 @@ PLACE = ("stream", "row", "rows")  # arguments that change from chunk to chunk; 
 
 
 class Chunk(NamedTuple):
-    """`rows` rows from `row` on, of each of `streams` streams from `stream` on."""
+    """Rows row .. row + rows - 1 of each of the streams stream .. stream + streams - 1."""
 
     stream: int
     streams: int
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """An array of a chunk as kernels take it: (streams, rows, columns), or (streams, columns, rows)."""
+    """An array of a chunk in the form for kernels: (streams, rows, columns), or (streams, columns, rows)."""
 
     at: Any
     stream: int  # elements from one stream to the next
@@ -48,7 +48,7 @@ class Spilled(NamedTuple):
 def with_chunk(task: Task, launch: Launch) -> Launch:
     """The launch with a chunk, and with slices no longer than a tile.
 
-    Under a listed mask, spilled tiles are read on the grid on which they were written, so all tiles get that grid.
+    Under a listed mask, spilled tiles are read on the grid on which they were written, so all tiles use this grid.
     """
     t = launch.tiles
     t = t._replace(depth=min(t.depth, t.rows, t.cols))
@@ -75,9 +75,9 @@ def whole_slices(task: Task, length: int, edge: int, depth: int) -> bool:
 
 
 def widest_slice(features: int, width: int) -> int:
-    """The widest slice of features that takes no more room than slices of `width`.
+    """The widest slice of features that holds no more elements than slices of `width`, padding included.
 
-    On sm_90 Triton waits for each product of a sum over several slices, so fewer are faster.
+    On sm_90 Triton waits for each product of a sum over several slices, so fewer slices are faster.
     """
     while ceil_div(features, 2 * width) * 2 * width == ceil_div(features, width) * width:
         width *= 2
@@ -108,5 +108,5 @@ def _memory(task: Task, streams: int, lines: int, length: int, dtype: torch.dtyp
 
 @triton.jit
 def line_at(x, local, i_line):
-    """Pointers to lines of a Spilled. local: the stream, counted from the chunk's first."""
+    """Pointers to lines of a Spilled. local: the index of the stream in the chunk."""
     return x.at + tl.cast(local, tl.int64) * x.stream + tl.cast(i_line, tl.int64) * x.line

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class PairConstants(NamedTuple):
-    """For loops over tiles of scores."""
+    """Constants of loops over tiles of scores."""
 
     GROUP: Any
     COLS: Any  # keys of a listed tile
@@ -20,25 +20,25 @@ class PairConstants(NamedTuple):
 
 
 class ProductConstants(NamedTuple):
-    """For loops over slices of DEPTH rows or keys of a spilled array."""
+    """Constants of loops over slices of DEPTH rows or keys of a spilled array."""
 
     GROUP: Any
     LENGTH: Any  # rows or keys of a listed tile, along the slices
     DEPTH: Any
     OF_P: Any  # whether the spilled array is P, which is negative where dropout drops it
-    WHOLE: Any  # whether no slice reaches beyond the last row or key
-    WHOLE_FEATURES: Any  # whether the tile of the result has no features beyond the last
+    WHOLE: Any  # whether every slice lies within the rows or keys
+    WHOLE_FEATURES: Any  # whether the tile of the result lies within the features
     WIDE: Any
     PRECISION: Any
 
 
 class DvAndDsConstants(NamedTuple):
-    """For the loop of dv_and_ds.py over slices of DEPTH rows."""
+    """Constants of the loop in dv_and_ds.py over slices of DEPTH rows."""
 
     GROUP: Any
     LENGTH: Any  # rows of a listed tile
     DEPTH: Any
-    WHOLE: Any  # whether no slice reaches beyond the last row
+    WHOLE: Any  # whether every slice lies within the rows
     SLICES: Any  # slices of V's features
     WIDTH: Any  # features of a slice
     WIDE: Any

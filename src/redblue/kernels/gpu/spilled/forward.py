@@ -192,7 +192,7 @@ def spill(
 def _spill_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
     """Spill tiles of P, and add them to the rows' state: the maximum and the sum (see visits.py).
 
-    operands: the rows of q, from load_slices, and where they lie; k; P and its row maxima; n_k, d.
+    operands: the rows of q, from load_slices, and their Panel; k; P and its row maxima; n_k, d.
     """
     row_max, row_sum = state
     b_q, q, k, p, tile_maxima, n_k, d = operands

@@ -18,7 +18,7 @@ from redblue.kernels.gpu.spilled.products import key_gradient, row_gradient
 
 
 def slice_width(features: int) -> int:
-    """The widest slice of features, at most 64, that pads them by no more than a quarter; 16 if none does."""
+    """The widest slice of features, at most 64, whose padding is at most a quarter; 16 if there is none."""
     return next((width for width in (64, 32) if 4 * (-features % width) <= features), 16)
 
 
@@ -33,7 +33,7 @@ class Gradients:
     launch: Launch
     common: dict[str, Any]
     spilled: dict[str, Spilled]
-    running: dict[str, Array | None]  # of dk and dv, see running_sums
+    running: dict[str, Array | None]  # sums of dk and dv over chunks (running_sums)
 
     def dq(self, chunk: Chunk) -> Run:
         """dQ = dS K."""

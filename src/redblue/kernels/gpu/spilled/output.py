@@ -93,7 +93,7 @@ def _output_tiles(tiles, TILES: tl.constexpr, acc, operands, block, m_row, score
     if tiles.begin < tiles.stop:  # as in flash's _keys
         for t in tl.range(tiles.begin, tiles.stop, DEPTH if TILES == "band" else 1):
             j = first_of_slice(lists, t, TILES, COLS, DEPTH)
-            # Listed tiles are visited from their first slice on
+            # The visit of a listed tile begins at its first slice
             next_tile = (t % COLS == 0) | (t == tiles.begin) if TILES == "band" else t % (COLS // DEPTH) == 0
             i_key = j + tl.arange(0, DEPTH)
             m_key = None if c.WHOLE or TILES == "full" else i_key < n_k

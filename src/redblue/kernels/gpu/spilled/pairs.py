@@ -48,7 +48,7 @@ def spill_p(
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """P of a block of rows and a span of keys, in tiles of KEYS keys; listed tiles of COLS keys are covered whole.
+    """P of a block of rows and a span of keys, in tiles of KEYS keys. Listed tiles of COLS keys are written completely.
 
     cap_derivative: receives the derivative of softcap tanh(x / softcap); None if there is no softcap.
     """
@@ -72,7 +72,7 @@ def spill_p(
 def _p_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
     """Write tiles of P, and of the softcap's derivative if there is a softcap (see visits.py).
 
-    state: none. operands: the rows' log-sum-exp; the rows of q, from load_slices, and where they lie; k; P; the
+    state: none. operands: the rows' log-sum-exp; the rows of q, from load_slices, and their Panel; k; P; the
     softcap's derivative (unused without a softcap); n_k, d.
     """
     b_lse, b_q, q, k, p, cap_derivative, n_k, d = operands

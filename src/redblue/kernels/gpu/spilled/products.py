@@ -138,7 +138,8 @@ def key_gradient(
 def _key_tiles(tiles, TILES: tl.constexpr, acc, operands, block, m_key, scores, lists, c):
     """acc + spilled^T other over slices of DEPTH rows (see visits.py).
 
-    operands: the two factors; the features of the tile, and all; the chunk's first row and its rows; n_q * GROUP.
+    operands: the two factors; the features of the tile; the number of all features; the chunk's first row and its rows;
+    n_q * GROUP.
     """
     other, spilled, i_f, features, row, rows, n_rows = operands
     m_f = None if c.WHOLE_FEATURES else i_f < features

@@ -18,13 +18,13 @@ from redblue.kernels.gpu.spilled.slices import Panel, pointers
 class Share(NamedTuple):
     """The rows of a chunk that attend a block of keys: a range of rows, or one range of entries of each list."""
 
-    begin: Any  # of rows, or of the list of full tiles
+    begin: Any  # begin of the rows, or of the entries in the list of full tiles
     stop: Any
-    partial: Any  # of the list of partial tiles
+    partial: Any  # range of entries in the list of partial tiles
     partial_stop: Any
     begun: Any  # whether an earlier chunk has begun the block's sums
     ended: Any  # whether no later chunk will add to them
-    any: Any  # whether there is work: rows that attend the block, or, for the first chunk, zeros if no row attends it
+    any: Any  # whether there is work: rows attend the block, or the first chunk writes zeros because no row does
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def share_of(
 
 @triton.jit
 def visit_share(ADD: tl.constexpr, share, state, operands, block, m_block, scores, lists, c):
-    """As visit_band_or_list of visits.py, for the share of a chunk in a block of keys."""
+    """The state after the tiles of a chunk's share in a block of keys; like visit_band_or_list of visits.py."""
     if lists is None:
         state = ADD(Tiles(share.begin, share.stop), "band", state, operands, block, m_block, scores, lists, c)
     else:

@@ -23,9 +23,9 @@ class Panel(NamedTuple):
 
 
 class SliceConstants(NamedTuple):
-    """Numbers known at compile time that score_tile needs. Construct it in a loop's call, as flash's Constants."""
+    """Numbers known at compile time that score_tile needs. Construct it in a loop's call, like flash's Constants."""
 
-    SLICES: Any  # slices of the left rows that are held; 0: they stream
+    SLICES: Any  # slices of the left rows held on chip; 0: the left rows stream by
     DEPTH: Any  # features of a slice
     WHOLE: Any  # whether DEPTH divides the features
     WIDE: Any

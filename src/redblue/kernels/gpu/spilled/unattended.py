@@ -1,7 +1,7 @@
-"""Hides keys that no query attends from the kernels that spill, so that NaN in them cannot leak.
+"""Hide keys that no query attends from the kernels that spill, so that NaN in them cannot leak.
 
 These kernels multiply all keys of a slice by P or dS. Both are 0 where a key is not attended, but 0 times NaN is NaN,
-and a cache of keys that is not full yet may hold NaN. Keys that some query attends stay as they are, as on the CPU.
+and a cache of keys that is not full yet may hold NaN. Attended keys are not changed, as on the CPU.
 Keys before the first query's window stay, too, and up to one tile of them is read: dropout counts keys from the first,
 so they cannot be cut off.
 """
@@ -21,8 +21,8 @@ from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 
-KEPT = 128  # masks whose attended keys are kept
-PANEL = 64  # rows that are lowered together, as many as for the lists of tiles of 64 rows and more
+KEPT = 128  # masks whose attended keys are cached
+PANEL = 64  # rows that are lowered together, as for lists of tiles of at least 64 rows
 
 
 def without_unattended_keys(task: Task) -> Task:

@@ -1,4 +1,4 @@
-"""BlockMasks as masks of redblue. Each is converted once, as long as neither it nor what its mask_mod reads changes."""
+"""Convert BlockMasks to masks of redblue: once each, until the BlockMask or the values that mask_mod reads change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_SIZES = 1 << 30  # the edges of a block that fits queries and keys of any num
 
 
 class Converted:
-    """The mask of a BlockMask on n_q queries and n_k keys. state: what the BlockMask held at the time."""
+    """The mask of a BlockMask on n_q queries and n_k keys. state: the BlockMask's state at its conversion."""
 
     def __init__(self, block_mask: Any, sizes: tuple[int, int], state: list[Any]) -> None:
         self.sizes = sizes
@@ -41,7 +41,7 @@ class Converted:
 
 
 def converted(block_mask: Any, n_q: int, n_k: int, device: torch.device) -> Converted:
-    """The mask of a BlockMask. Raises RedblueError if it is for other sizes or is none."""
+    """The mask of a BlockMask. Raises RedblueError for another object, and for a BlockMask of other sizes."""
     missing = [name for name in ATTRIBUTES if not hasattr(block_mask, name)]
     if missing:
         raise RedblueError(
@@ -72,19 +72,19 @@ def converted(block_mask: Any, n_q: int, n_k: int, device: torch.device) -> Conv
 def _state(block_mask: Any) -> list[Any]:
     """Everything that decides which pairs attend: tensors with their versions, functions and the values they read."""
     parts = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "BLOCK_SIZE", "mask_mod")
-    names = {"__call__", "forward", "__wrapped__"}  # what a call of an object runs
+    names = {"__call__", "forward", "__wrapped__"}  # methods that a call of an object runs
     while True:
         known, seen = len(names), dict[int, Any]()
         state = [leaf for part in parts for leaf in _leaves(getattr(block_mask, part), names, seen)]
-        if len(names) == known:  # else a function that was visited late reads attributes of an earlier object
+        if len(names) == known:  # else a function visited late reads further attributes of objects visited earlier
             return state
 
 
 def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
-    """The tensors in a value, each before its version, and all other values that cannot change.
+    """Yield the tensors in a value, each followed by its version, and all other values that cannot change.
 
-    names: the attributes that functions read, to which this adds; other attributes of an object do not matter.
-    seen: the values that were visited, by their ids.
+    names: the attributes that functions read, a set that this function extends; other attributes are ignored.
+    seen: the visited values, by their ids.
     """
     if isinstance(x, (int, float, str, bytes, type(None), range, np.generic)):
         yield x
@@ -98,14 +98,14 @@ def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
     elif isinstance(x, np.ndarray):
         yield from (x.shape, str(x.dtype), x.tobytes())
     else:
-        # Neither a value nor its class is held: either could hold the BlockMask, which would then live for ever
+        # Hold neither the value nor its class: either could hold the BlockMask, which would then never be freed
         yield x.__code__ if inspect.isfunction(x) else _Same(x) if _is_opaque(x) else weakref.ref(type(x))
         for part in _parts(x, names):
             yield from _leaves(part, names, seen)
 
 
 class _Same:
-    """Equal to another only if both hold the same object. It keeps the object, whose id would be used again."""
+    """An object compared by identity. It keeps the object alive, because its id could be reused otherwise."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -117,7 +117,7 @@ class _Same:
 
 
 def _is_opaque(x: Any) -> bool:
-    """Whether nothing inside an object is visited: classes and modules of libraries, and objects in C."""
+    """Whether an object's contents are not visited: classes and modules of libraries, and objects in C."""
     if inspect.isclass(x) or inspect.ismodule(x):
         return _is_of_library(x)
     is_container = isinstance(x, (Mapping, Sequence, Set, functools.partial)) or inspect.ismethod(x)
@@ -156,7 +156,7 @@ def _attributes(x: Any, names: set[str]) -> list[Any]:
     holders = [
         own,
         *(own[part] for part in ("_parameters", "_buffers", "_modules") if part in own),
-    ]  # a Module has these
+    ]  # dictionaries in which a Module keeps attributes
     if not inspect.ismodule(x):
         holders += [vars(kind) for kind in (x if inspect.isclass(x) else type(x)).__mro__ if not _is_of_library(kind)]
     held: dict[str, Any] = {}

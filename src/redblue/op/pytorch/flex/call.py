@@ -24,14 +24,14 @@ from redblue.op.pytorch.flex.trace import trace
 
 
 def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of each row. arguments: those of `_attention`."""
+    """The output and the log-sum-exp of each row. arguments: as for `_attention`."""
     if not _uncompiled and "torch._dynamo" in sys.modules:
         _uncompiled.append(torch.compiler.disable(_attention))
     return (_uncompiled[0] if _uncompiled else _attention)(*arguments)
 
 
-# torch.compile leaves its graph here, because it cannot trace a trace, and compiles nothing inside. The mark and the
-# list are for programs that compile nothing: torch.compiler.disable imports torch._dynamo, which takes seconds.
+# torch.compile breaks its graph here and compiles nothing inside, because it cannot trace a trace. This attribute does
+# the work of torch.compiler.disable, which imports torch._dynamo; that would take seconds in programs without compile.
 attention._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 _uncompiled: list[Any] = []
 
@@ -47,7 +47,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any,
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return _computed(q, k, v, score_mod, block_mask, scale)
-    # As in PyTorch, autocast converts q, k and v, and no tensor of a score_mod
+    # As in PyTorch, autocast converts q, k and v, but no tensor of a score_mod
     dtype = torch.get_autocast_dtype(device)
     q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
     with torch.autocast(device, enabled=False):
@@ -88,7 +88,7 @@ class Plan:
     def __init__(self, scores: Scores, sizes: dict[str, int], device: torch.device, sums: torch.dtype) -> None:
         self.scores, self.sizes, self.device, self.sums = scores, sizes, device, sums
         self.softcap, self.number = scores.softcap or (None, scores.number)
-        self.offset = sizes["kv_idx"] - sizes["q_idx"]  # of the diagonal that ends at the last query and the last key
+        self.offset = sizes["kv_idx"] - sizes["q_idx"]  # offset of the diagonal through the last query and last key
 
     def windows(self) -> tuple[Mask | None, list[Expression]]:
         """The window of all conditions that are windows, and the other conditions."""
@@ -105,12 +105,13 @@ class Plan:
         return (None if left is right is None else Mask.sliding_window(left, right)), others
 
     def is_below(self, windowed: Mask | None) -> bool:
-        """Whether this window has no key after the diagonal of the last query and the last key."""
+        """Whether this window has no key after the diagonal through the last query and the last key."""
         right = windowed.rule.right if windowed is not None and isinstance(windowed.rule, Window) else None
         return right is not None and right <= self.offset
 
     def added(self, lies_below: Callable[[], bool]) -> tuple[Tensor | None, Tensor | None]:
-        """The slopes of alibi, and the sum of all other terms as a bias. lies_below: whether the mask does."""
+        """The slopes of alibi, and the sum of all other terms as a bias. lies_below: whether the mask has no key after
+        the diagonal through the last query and the last key."""
         slopes, biases = [], []
         for term in self.scores.terms:
             slope = self._slopes(alibi(term), lies_below)
@@ -130,7 +131,7 @@ class Plan:
         return functools.reduce(torch.add, tensors) if tensors else None
 
     def _slopes(self, found: Alibi | None, lies_below: Callable[[], bool]) -> Tensor | None:
-        """The slopes with which redblue's alibi is this term; None if there are none, or if they have a gradient."""
+        """The slopes with which redblue's alibi equals this term; None if there are none or they need a gradient."""
         if found is None or found.offset != self.offset or not (found.absolute or lies_below()):
             return None
         slopes = torch.full((1, 1), -found.number, dtype=self.sums, device=self.device)
@@ -141,7 +142,7 @@ class Plan:
     def masked(
         self, mask: Mask | None, bias: Tensor | None, conditions: list[Expression]
     ) -> tuple[Mask | None, Tensor | None]:
-        """The mask and the bias with further conditions: as a boolean bias, or in the mask if there is a bias."""
+        """Add further conditions: as a boolean bias, or in the mask if there is a bias already."""
         if not conditions:
             return mask, bias
         kept = functools.reduce(torch.logical_and, (self._values(condition) != 0 for condition in conditions))

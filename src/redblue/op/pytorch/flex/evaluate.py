@@ -59,7 +59,7 @@ def _run(node: Node, found: dict[int, Any]) -> Any:
 
 
 def _sliced(expression: Node, axes: list[str], sizes: Mapping[str, int]) -> Tensor | None:
-    """The values of table[h, q_idx] and the like, which need no gathering; None for another expression."""
+    """The values of expressions such as table[h, q_idx], which need no gathering; None for another expression."""
     names: list[str] = []
     table: Any = expression
     while isinstance(table, Node) and table.op == aten.index.Tensor and table.with_gradient:

@@ -1,4 +1,4 @@
-"""Expressions: what a score_mod computes for one score, as a graph of PyTorch's operators on single numbers."""
+"""Expressions: the computation of a score_mod for one score, as a graph of PyTorch's operators on single numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names_of(expression: Expression) -> frozenset[str]:
 
 
 def value_of(expression: Any) -> Any:
-    """The value of an expression for the example; any other argument as it is."""
+    """The value of an expression for the example; any other argument unchanged."""
     return expression.value if isinstance(expression, Node) else expression
 
 
@@ -102,7 +102,7 @@ MAX_TEXT = 300
 
 
 def text(expression: Any) -> str:
-    """The expression as a reader would write it; a long one is cut."""
+    """The expression as readable text; a long text is cut."""
     whole = _text(expression, 0)
     return whole if len(whole) <= MAX_TEXT else f"{whole[:MAX_TEXT]}..."
 

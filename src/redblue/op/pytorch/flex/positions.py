@@ -11,7 +11,7 @@ from torch import Tensor
 from redblue.op.pytorch.flex.expressions import Expression, Node, name_of, names_of, number_of
 
 EXACT = {torch.int64, torch.float32, torch.float64}  # they hold every position
-MAX_NUMBER = 1 << 22  # of a line: larger sums could be rounded in float32, and much larger ones wrap in int64
+MAX_NUMBER = 1 << 22  # limit of a Line's numbers: larger sums could be rounded in float32, or wrap in int64
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Line:
 
 
 def line(x: Any) -> Line | None:
-    """The line that an expression is; None if it is none."""
+    """The expression as a Line; None if it is not one."""
     if isinstance(x, bool):
         return None
     if isinstance(x, int):
@@ -90,7 +90,7 @@ class Window:
 
 
 def window(condition: Expression) -> Window | None:
-    """The window that a condition describes; None if it describes none whose sides are at least 0."""
+    """The window that a condition describes; None for other conditions and for windows with a negative side."""
     if not isinstance(condition, Node) or isinstance(condition.op, str):
         return None
     name = name_of(condition.op)
@@ -142,7 +142,7 @@ def _absolute(x: Any) -> Line | None:
 
 
 def _is_product(x: Any) -> bool:
-    """Whether it is a product, quotient, negative or conversion in a type that rounds and wraps no small numbers."""
+    """Whether x is a product, quotient, negation or conversion in a type that represents small numbers exactly."""
     if not isinstance(x, Node) or isinstance(x.op, str) or x.value.dtype not in EXACT:
         return False
     name = name_of(x.op)
@@ -151,7 +151,7 @@ def _is_product(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Alibi:
-    """The term number * the product of factors * |q_idx - kv_idx + offset|; without the bars unless `absolute`."""
+    """The term number * product of factors * |q_idx - kv_idx + offset|; without absolute value unless `absolute`."""
 
     number: float
     factors: tuple[Expression, ...]  # depend on b and h at most

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Scores:
     """cap tanh(number factors score) + terms where all of `keeps` are true, else -inf; without cap there is no tanh.
 
-    No expression in it depends on the score. Whole numbers are converted to `dtype` before arithmetic, as PyTorch does.
+    None of its expressions depends on the score. As in PyTorch, whole numbers are converted to `dtype` before
+    arithmetic.
     """
 
     number: float = 1.0
@@ -49,7 +50,7 @@ class Scores:
         return (abs(self.cap), self.cap * self.number) if self.cap else None
 
     def times(self, factor: Expression) -> Scores:
-        """These scores times a factor. Raises Refused if that has no such form."""
+        """These scores times a factor. Raises Refused if the product has no such form."""
         number = number_of(factor)
         if self.keeps and not (number is not None and number > 0):
             raise Refused("multiplies scores after it has masked some: mask last")
@@ -89,7 +90,7 @@ class Scores:
 
     @property
     def keep(self) -> Expression | None:
-        """All conditions as one; None if there is none."""
+        """All conditions as one expression; None if there is none."""
         result: Expression | None = None
         for keep in self.keeps:
             result = keep if result is None else apply(aten.logical_and.default, result, keep)
@@ -198,7 +199,7 @@ def _tanh(node: Node, args: list[Any]) -> Scores:
 def _where(node: Node, args: list[Any]) -> Scores:
     condition, yes, no = args
     if isinstance(condition, Scores):
-        raise Refused(f"asks how large a score is, in {text(node)}")
+        raise Refused(f"depends on the value of a score, in {text(node)}")
     if isinstance(yes, Scores) and not isinstance(no, Scores) and is_minus_infinity(no):
         return replace(yes, keeps=(*yes.keeps, *_conditions(condition)))
     if isinstance(no, Scores) and not isinstance(yes, Scores) and is_minus_infinity(yes):

@@ -1,4 +1,4 @@
-"""Trace a score_mod: run it once on single numbers and record what it computes from them."""
+"""Trace a score_mod: run it once on single numbers and record its operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def expression(self, value: Any) -> Any:
-        """The node of a recorded tensor; anything else as it is."""
+        """The node of a recorded tensor; anything else unchanged."""
         return self.nodes.get(id(value), value) if isinstance(value, Tensor) else value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
             return result
         if func.overloadpacket in (aten._local_scalar_dense, aten.nonzero):
             raise RedblueError(
-                f"score_mod asks for the value of {text(nodes[0])}, which stands for all scores at once: write "
+                f"score_mod reads the value of {text(nodes[0])}, which represents all scores at once: write "
                 "torch.where in place of if, and keep tensors"
             )
         if func._schema.is_mutable:
@@ -74,10 +74,10 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-# Functions of PyTorch's that copy values from a list, past the recorder
+# PyTorch's functions that copy values from a list, which the recorder does not see
 _FROM_VALUES = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
 
-# Functions of PyTorch's that read facts of a tensor other than its value, besides properties and is_...
+# PyTorch's functions that read facts of a tensor other than its value, in addition to properties and is_...
 _FACTS = {
     "dim",
     "numel",
@@ -93,7 +93,7 @@ _FACTS = {
 
 
 class Indexing(ScalarIndexing):
-    """ScalarIndexing for a trace. It refuses functions that take a recorded value past the recorder, as NumPy's do."""
+    """ScalarIndexing for a trace. It refuses functions that hide a recorded value from the recorder, as NumPy's do."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Indexing(ScalarIndexing):
         return result
 
     def _is_known(self, x: Any, is_fact: bool) -> bool:
-        """Whether a result is a tensor that went through the recorder, or, if `is_fact`, no value of a tensor."""
+        """Whether a result is a tensor known to the recorder, or, if `is_fact`, not a tensor's value."""
         if isinstance(x, Tensor):
             return id(x) in self.recorder.nodes or id(x) in self.recorder.constants
         kinds = (bool, int, torch.dtype, torch.device, torch.layout)
@@ -121,7 +121,7 @@ class Indexing(ScalarIndexing):
 
 
 def trace(score_mod: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Expression:
-    """The expression of what score_mod returns. dtype: the type in which scores are computed.
+    """The expression that score_mod returns. dtype: the type in which scores are computed.
 
     Raises RedblueError for a function that cannot be evaluated for all scores at once.
     """
@@ -142,7 +142,9 @@ def trace(score_mod: Callable[..., Any], dtype: torch.dtype, device: torch.devic
         got = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
         raise RedblueError(f"score_mod must return one real number for one score, got {got}")
     for node in recorder.nodes.values():
-        # Only a torch.autograd.Function has a gradient although its operators ran without gradients
+        # Only the result of a torch.autograd.Function has a gradient although its operators ran without gradients
         if not node.with_gradient and value_of(node).requires_grad:
-            raise RedblueError(f"score_mod uses a torch.autograd.Function, whose gradient is its own, in {text(node)}")
+            raise RedblueError(
+                f"score_mod uses a torch.autograd.Function, which has a custom gradient, in {text(node)}"
+            )
     return recorder.expression(result)

@@ -1,1 +1,1 @@
-"""The parts of `redblue experiment training`: each has points, a run in a process of its own, tables and findings."""
+"""The parts of `redblue experiment training`: each has points, a run in a separate process, tables and findings."""

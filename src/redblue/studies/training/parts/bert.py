@@ -55,5 +55,5 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def lengths(point: dict[str, Any], step: int) -> np.ndarray:
-    """The lengths of a step's documents, all between the shortest and n equally likely."""
+    """Draw the lengths of a step's documents, uniformly between the shortest and n."""
     return np.random.default_rng((2, step)).integers(point["shortest"], point["n"] + 1, size=point["batch"])

@@ -18,8 +18,8 @@ from redblue.studies.training.parts import curves
 
 MODEL = {"layers": 2, "d_model": 256, "heads": 4, "tokens": 4096}
 SIZES = (512, 2048, 4096)
-TESTED_BYTES = 16_384  # of the held-out text; a multiple of every context
-ENDLESS = 10**6  # the budget ends the run
+TESTED_BYTES = 16_384  # bytes of the held-out text that are tested; a multiple of every context
+ENDLESS = 10**6  # steps; the time budget ends the run earlier
 
 
 def points(quick: bool) -> list[dict[str, Any]]:

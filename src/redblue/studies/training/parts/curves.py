@@ -19,7 +19,7 @@ from redblue.studies.training.names import REDBLUE, SDPA, UNFUSED
 
 GPT = {"layers": 2, "d_model": 768, "heads": 12}
 SIZES = ((512, 2, 300), (1024, 1, 300), (2048, 1, 200), (4096, 1, 60), (8192, 1, 20))  # n, batch, steps
-ALL = 0  # as a number of threads: one for each core
+ALL = 0  # this number of threads means one for each core
 CONTENDERS = ((SDPA, ALL), (UNFUSED, ALL), (REDBLUE, ALL), (SDPA, 1))
 RATE = 3e-4
 
@@ -52,7 +52,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def training_of(point: dict[str, Any], text: Any, path: Path | None) -> Training:
-    """The run of a point. path: of its checkpoint; None for none."""
+    """The run of a point. path: the path of its checkpoint; None for no checkpoint."""
     model = made(shape_of(point))
     attend = attentions.causal(point["contender"], point["n"])
 
@@ -66,5 +66,5 @@ def training_of(point: dict[str, Any], text: Any, path: Path | None) -> Training
 
 
 def rounded(values: list[float]) -> list[float]:
-    """Seven digits: what a float32 holds."""
+    """Round to seven digits, the precision of float32."""
     return [float(f"{value:.7g}") for value in values]

@@ -1,4 +1,4 @@
-"""Part 5: a graph transformer on Debian's packages, and sequences of many documents; memory and time of each way."""
+"""Part 5: memory and time of attentions in a graph transformer on Debian's packages, and on many short documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redblue.studies.training.names import GATHERED, REDBLUE, SDPA
 
 MODEL = {"layers": 2, "d_model": 128, "heads": 4}
 RATE = 3e-3
-LONGEST, SHORTEST = 2048, 128  # of the documents
+LONGEST, SHORTEST = 2048, 128  # lengths of the documents
 TRAINED_SHARE = 0.8
 
 

@@ -1,4 +1,4 @@
-"""Part 3b: the time of a training step on long sequences under sparse masks; FlexAttention's forward pass beside it."""
+"""Part 3b: the time of a training step on long sequences under sparse masks, and of FlexAttention's forward pass."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def forward_seconds(point: dict[str, Any], mask: Mask) -> dict[str, list[float]]
 
 
 def compiled_flex(point: dict[str, Any]) -> Any:
-    """FlexAttention under the block-sparse mask, compiled; its gradients do not exist on CPUs."""
+    """FlexAttention under the block-sparse mask, compiled; on CPUs it has no gradients."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
     blocks = torch.from_numpy(layout(point["n"], point["block"]))

@@ -1,4 +1,4 @@
-"""Parts 1b and 1c: the time of a training step, with attentions in turns; and its peak memory, each on its own."""
+"""Parts 1b and 1c: the time of a training step, with attentions timed in alternation, and its peak memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def points(quick: bool) -> list[dict[str, Any]]:
 
 
 def memory_points(quick: bool) -> list[dict[str, Any]]:
-    """Each contender by itself; one round and the uncounted one before it."""
+    """The points of the memory measurement: each contender alone, with one round after an uncounted round."""
     sizes = (2048,) if quick else tuple(n for n, _, _ in SIZES)
     return [
         GPT | {"n": n, "batch": 1, "rounds": 1, "dtype": dtype, "contenders": [name]}

@@ -1,4 +1,4 @@
-"""Part 3: the tasks of the Long Range Arena, trained with redblue: accuracy beside that of the most frequent answer."""
+"""Part 3: the tasks of the Long Range Arena, trained with redblue: accuracy, compared with the most frequent answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def points(quick: bool) -> list[dict[str, Any]]:
 
 
 def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Train and test; return one row, or one with the reason if the task needs a text that is not here."""
+    """Train and test; return one row, or a row with the reason if the task needs a text that is not installed."""
     torch.set_num_threads(usable_cpus())
     if point["task"] == "text" and not any_corpus().has_classes:
         return [point | {"skipped": f"it needs classes of text: {KNOWN['brown'].remedy}"}]
@@ -63,7 +63,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def scores(model: torch.nn.Module, found: np.ndarray) -> torch.Tensor:
-    """The score of each answer (size, answers): the mean over the symbols that are no padding."""
+    """The score of each answer (size, answers): the mean over all symbols except padding."""
     real = torch.from_numpy(found != 0)
     mask = None if bool(real.all()) else Mask.key_lengths(real.sum(1).numpy())
     outputs = model(torch.from_numpy(found), attentions.masked(REDBLUE, mask, None))
@@ -71,7 +71,7 @@ def scores(model: torch.nn.Module, found: np.ndarray) -> torch.Tensor:
 
 
 def drawn(point: dict[str, Any]) -> tuple[Draw, Draw, int, int]:
-    """How a task draws batches to train and to test, its number of symbols, and its number of answers."""
+    """The functions that draw a task's batches for training and testing, its number of symbols, and of answers."""
     size = point["size"]
     if point["task"] == "listops":
 
@@ -83,7 +83,7 @@ def drawn(point: dict[str, Any]) -> tuple[Draw, Draw, int, int]:
 
         def images(seed: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
             pixels, labels = pathfinder.batch(seed, count, size)
-            return pixels + 1, labels  # 0 is padding, which images have none of
+            return pixels + 1, labels  # 0 is padding, which does not occur in images
 
         return images, images, pathfinder.SYMBOLS + 1, 2
     parts = [any_corpus().part(held_out) for held_out in (False, True)]

@@ -17,10 +17,10 @@ from redblue.kernels.gpu.spilled.tma.sums import key_sums, row_sums
 from redblue.kernels.gpu.spilled.tma.tiles import p_and_ds, references, score_tiles
 from redblue.kernels.gpu.spilled.unattended import without_unattended_keys
 
-ALIGNED = 16  # numbers of 16 bits: rows of P and dS start at multiples of it
+ALIGNED = 16  # rows of P and dS start at multiples of this number of 16-bit elements
 DELTA_ROWS = 32
-FIRST_KEYS = 64  # keys among which a row's reference is sought
-LIMITS = {torch.bfloat16: 2.0**60, torch.float16: 2.0**15}  # of a row's sum of P, with room for P V before the division
+FIRST_KEYS = 64  # a row's reference is its largest score among this many first keys
+LIMITS = {torch.bfloat16: 2.0**60, torch.float16: 2.0**15}  # limit of a row's sum of P, so that P V does not overflow
 
 
 def forward(task: Task, choice: Choice) -> list[Run]:
@@ -116,19 +116,19 @@ class Call:
 
     @property
     def at_once(self) -> int:
-        """The heads of a launch: all those that share a key head, or several times as many."""
+        """The number of heads of a launch: a multiple of the heads that share a key head."""
         group = self.task.sizes.group
         return min(ceil_div(self.choice.streams, group) * group, self.streams)
 
     @property
     def tall(self) -> int:
-        """Rows of the blocks of pairs that are computed whole."""
+        """Rows of the blocks of pairs that are computed completely."""
         c = self.choice
         return max(c.p.rows, (c.ds or c.p).rows, c.row.rows, c.key.depth)
 
     @property
     def long(self) -> int:
-        """Keys of the blocks of pairs that are computed whole."""
+        """Keys of the blocks of pairs that are computed completely."""
         c = self.choice
         return max(c.p.cols, (c.ds or c.p).cols, c.row.depth, c.key.rows)
 
@@ -219,7 +219,7 @@ class Call:
         return Run(p_and_ds, (tiles * place["streams"],), arguments, t.warps, t.stages)
 
     def _tiles(self, t: Tile) -> tuple[int, int]:
-        """Tiles of a pair of row blocks (of one row block without a band), and of a stream."""
+        """Number of tiles of a pair of row blocks (of one row block without a band), and of a stream."""
         sizes, end = self.task.sizes, self.common["end"]
         blocks = ceil_div(sizes.n_q, t.rows)
         if not self.common["BAND"]:

@@ -1,4 +1,4 @@
-"""Rows whose scores exceed their reference by too much for P's type, computed once more with running maxima."""
+"""Recompute, with running maxima, rows whose scores exceed their reference by too much for the type of P."""
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalSubscript=false, reportGeneralTypeIssues=false
@@ -37,7 +37,7 @@ def redo(
     SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A tile of the output, and the log-sum-exp, of a block of rows that is flagged. Scores never leave registers."""
+    """A tile of the output, and the log-sum-exp, of a flagged block of rows. Scores never leave registers."""
     blocks, tiles = tl.cdiv(n_q, ROWS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles
     local, block = program // blocks, program % blocks

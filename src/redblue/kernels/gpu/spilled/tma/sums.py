@@ -38,16 +38,16 @@ def row_sums(
     COLS: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """A tile of O = P V, or of dQ = scale dS K, where sums is None.
+    """A tile of O = P V, with its log-sum-exp; if sums is None, a tile of dQ = scale dS K.
 
-    level, sums: references of rows, and row sums of P over blocks of COLS keys, for O, whose log-sum-exp is written,
-    too. flags (streams, blocks of rows) receives whether a sum of a block is above LIMIT or no number.
+    level, sums: for O, the references of rows, and the row sums of P over blocks of COLS keys. flags (streams, blocks
+    of rows) receives whether a sum of a block is above LIMIT or NaN.
     """
     blocks, tiles = tl.cdiv(n_q, ROWS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share rows of P run at once
     local, block = program // blocks, program % blocks
     if BAND:
-        block = blocks - 1 - block  # the longest first
+        block = blocks - 1 - block  # the longest blocks first
     batch, head = (stream + local) // heads, (stream + local) % heads
     row, f = block * ROWS, tl.program_id(0) % tiles * FEATURES
     stop = n_k
@@ -101,9 +101,9 @@ def key_sums(
 ):
     """A tile of dV = P^T dO, or of dK = scale dS^T Q, summed over the heads that share a key head.
 
-    running: sums (key heads, keys, features) over earlier pieces of the rows, in float32, if the rows are cut; then
-    begun and ended say whether there were any, and whether these are the last rows.
-    TALL: rows of the blocks that are written whole (tiles_of).
+    running: if the rows are cut into pieces, the float32 sums (key heads, keys, features) over earlier pieces. begun:
+    whether there were earlier pieces. ended: whether this is the last piece.
+    TALL: rows of the blocks that are written completely (tiles_of).
     """
     blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share keys of P run at once

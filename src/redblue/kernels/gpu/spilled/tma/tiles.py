@@ -1,4 +1,4 @@
-"""Tiles of P, and of dS, computed as products of matrices are: any tile by any program, both factors by TMA.
+"""Tiles of P, and of dS, computed like a matrix product: any program computes any tile, and TMA loads both factors.
 
 A program works through many tiles, and the slices of its next tile arrive while it finishes one. Forward, P is
 exp2(score - the row's reference), where the reference is the largest score among the row's first keys. So tiles need no
@@ -22,7 +22,7 @@ LAUNCH = ("stream", "streams", "heads", "per_pair", "begun", "ended")
 @triton.jit
 def multiply(a, b, acc):
     """acc + a b."""
-    if INTERPRETED:  # which would multiply bfloat16 as integers
+    if INTERPRETED:  # the interpreter would multiply bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc)
 
@@ -40,8 +40,8 @@ def block_of(
 ):  # fmt: skip
     """The block of rows and the block of keys of tile t of a stream.
 
-    The last block of rows is paired with the first, the last but one with the second, and so on, because under a
-    causal band the pairs have about equally many tiles: per_pair at most. Surplus tiles repeat the last one.
+    The last block of rows is paired with the first, the last but one with the second, and so on. Under a causal band,
+    these pairs have about equally many tiles: per_pair at most. Surplus tiles repeat the last tile.
     """
     if BAND:
         pair, t = t // per_pair, t % per_pair
@@ -61,7 +61,8 @@ def tiles_of(
 ):  # fmt: skip
     """The number of blocks of keys that a block of rows attends under a band of keys 0 .. i + end - 1.
 
-    All tiles in one block of TALL rows x LONG keys are computed if any pair of it is attended, since it may be read.
+    If any pair of a block of TALL rows x LONG keys is attended, all tiles of the block are computed, because sums may
+    read the whole block.
     """
     keys = tl.minimum(n_k, tl.minimum((block * ROWS // TALL + 1) * TALL, n_q) - 1 + end)
     return tl.cdiv(tl.minimum(n_k, tl.cdiv(tl.maximum(keys, 0), LONG) * LONG), COLS)
@@ -140,11 +141,11 @@ def score_tiles(
     """Tiles of P or dS of the heads stream .. stream + streams - 1, written to p or ds (streams, rows, keys).
 
     KIND: "p", or "ds", for which q and k are dout and v. level: forward, the references of the rows of these heads, and
-    sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows,
-    of which `line` numbers lie between one head's and the next.
-    delta: of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: P once
-    more, as a pointer, if a tile of it is to be loaded before the product, into registers; its rows lie `pitch` numbers
-    apart, and its heads `apart` numbers.
+    sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows, with
+    `line` numbers from one head to the next.
+    delta: delta of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: a
+    pointer to P if a tile of P is loaded into registers before the product; its rows are `pitch` numbers apart, and its
+    heads `apart` numbers.
     """
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
@@ -221,7 +222,7 @@ def p_and_ds(
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A tile of P and the tile of dS, while P is still in registers: arguments as score_tiles."""
+    """A tile of P, and the tile of dS computed from it while P is still in registers. Arguments as for score_tiles."""
     blocks = tl.cdiv(n_q, ROWS)
     of_stream = (tl.cdiv(blocks, 2) if BAND else blocks) * per_pair
     t = tl.program_id(0)
