@@ -71,8 +71,8 @@ def _machines(quick: bool) -> list[tuple[Memory, int]]:
 def measure(point: Point) -> list[Row]:
     """Plan one problem on all machines; return a row for each schedule and each pair of gaps, to two decimals.
 
-    plans: the number of plans that the row stands for, over models, layers and machines. M, where: of one of them, in
-    rows with the largest gap only.
+    plans: the number of plans that the row stands for, over models, layers and machines. M, where: the words of fast
+    memory and the boundary of one of these plans, only in the last row with the largest gap.
     """
     alike = [each for each in _problems(point["quick"]) if _key(each) == (point["problem"], point["direction"])]
     problem, uses = alike[0], len(alike)
@@ -85,10 +85,8 @@ def measure(point: Point) -> list[Row]:
             named = {name: point[name] for name in ("problem", "direction")}
             row = rows.setdefault(key, named | found | {"where": f"{machine.name}, {level.boundary}"})
             row["plans"] += uses * copies
-    worst = max(row["gap"] for row in rows.values())
-    for row in rows.values():
-        if row["gap"] < worst:
-            del row["M"], row["where"]
+    for row in sorted(rows.values(), key=lambda row: row["gap"])[:-1]:
+        del row["M"], row["where"]
     return list(rows.values())
 
 
