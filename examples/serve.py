@@ -163,7 +163,8 @@ class Server:
             late = f"the request must arrive within {PATIENCE_SECONDS:.0f} s"
             refused = error if isinstance(error, Refused) else Refused(408, late)
             write_json(writer, refused.status, {"error": str(refused)}, **refused.headers)
-            writer.write_eof()
+            with contextlib.suppress(OSError):  # the client has disconnected
+                writer.write_eof()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(gone(reader), LINGER_SECONDS)
 
