@@ -188,9 +188,10 @@ def test_importing_redblue_is_light(bytecode):
 
 
 def test_importing_redblue_takes_less_than_300_ms(bytecode):
-    """CPU time of the best of five warm runs. A machine that is slow or busy may take four times NumPy's own import."""
+    """CPU time of the best of ten warm runs. A slow machine may take four times NumPy's import.
+
+    The two imports alternate, because the speed of a shared machine can halve between two rows of five.
+    """
     fresh(LOADED, bytecode)  # warm from here on
-    ours, numpys = (
-        min(float(fresh(SECONDS.format(name=name), bytecode)) for _ in range(5)) for name in ("redblue", "numpy")
-    )
-    assert ours < max(0.3, 4 * numpys)
+    pairs = ([float(fresh(SECONDS.format(name=name), bytecode)) for name in ("redblue", "numpy")] for _ in range(10))
+    assert any(ours < max(0.3, 4 * numpys) for ours, numpys in pairs)
