@@ -8,8 +8,8 @@ namespace redblue {
 
 // A call for several sequences. `common` holds the fields that they share: number, kv_heads, group, d, d_v, scale,
 // softcap, sinks, the tile (rows, cols) and threads. Its q, out and lse hold the packed queries of all sequences; its k
-// and v point to page 0. Arrays among its options have a leading dimension of
-// sequences, whose stride is 0 if all sequences share the array.
+// and v point to page 0. Arrays among its options have a leading dimension of sequences, whose stride is 0 if all
+// sequences share the array.
 struct PagedCall {
   Call common;
   std::int64_t sequences = 0;

@@ -47,7 +47,7 @@ struct PagedCase {
       c.v = k.array, c.v.data += column * k.stride[3] * bytes_of(number), c.pages.v_step = c.pages.k_step;
       if (k.stride[3] == 1) c.pages.v_in_k = column;
     }
-    if (sunk) c.sinks = sinks.array;
+    if (sunk) c.sinks = sinks.array, c.sinks.lead[0] = 0;  // all sequences share the sinks
     if (sloped) c.alibi = alibi.array, c.alibi.row = c.alibi.column = 0;
     if (biased) c.bias = bias.array, c.bias_number = bias_number;
     call.sequences = sequences, call.starts = starts.data(), call.lengths = lengths.data();

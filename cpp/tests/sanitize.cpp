@@ -162,7 +162,7 @@ struct Case {
     }
     if (biased) call.bias = bias.array, call.bias_number = bias_number;
     if (bias_learns) call.dbias = dbias.array;
-    if (sunk) call.sinks = sinks.array, call.sinks.lead[0] = 0;  // all batch entries and sequences share the sinks
+    if (sunk) call.sinks = sinks.array;
     if (sloped) call.alibi = alibi.array, call.alibi.row = call.alibi.column = 0;
     if (!places.empty()) call.positions.data = reinterpret_cast<char*>(places.data());
     if (chance(0.5)) call.dlse = dlse.array;
