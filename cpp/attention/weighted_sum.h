@@ -20,6 +20,7 @@ struct WeightedRows {
   // Adds kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
   template <int kAtOnce>
   long add(long c) const {
+    const bool into_l2 = kPrefetchIntoL2;
     for (; c + kAtOnce * L <= columns; c += kAtOnce * L) {
       V<Sum> sums[R][kAtOnce];
 #pragma GCC unroll 4
@@ -31,7 +32,7 @@ struct WeightedRows {
         V<Sum> numbers[kAtOnce];
 #pragma GCC unroll 8
         for (int x = 0; x < kAtOnce; x++) {
-          if (R == 1 && !ahead) __builtin_prefetch(later + x * L, 0, 0);
+          if (R == 1 && !ahead) prefetch_once(later + x * L, into_l2);
           numbers[x] = Wide<T>::load_wide(from + x * L);
         }
         if (ahead) {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "attention/pair_product.h"
+#include "vector/prefetch.h"
 
 namespace redblue {
 
@@ -22,6 +23,16 @@ namespace neon_bf16 { extern const Isa kRowOfTable; }
 namespace neon { extern const Isa kRowOfTable; }
 #endif
 namespace portable { extern const Isa kRowOfTable; }
+
+static bool prefetches_into_l2() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();  // not yet called when global objects are initialised
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+const bool kPrefetchIntoL2 = prefetches_into_l2();
 
 const std::vector<const Isa*>& list_isas() {
   static const std::vector<const Isa*> rows = {

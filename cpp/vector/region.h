@@ -21,6 +21,7 @@
 #include "base/arena.h"
 #include "base/numbers.h"
 #include "vector/isa.h"
+#include "vector/prefetch.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
