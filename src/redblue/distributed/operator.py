@@ -266,7 +266,7 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
         rule.pattern(n_q, n_k)  # raises RedblueError if the mask does not fit
     if not n_q or not n_k or not q.shape[:-3].numel() or not q.shape[-3]:
         return None
-    columns = call.shard.call["keys of the bias"]
+    columns = shards[0].call["keys of the bias"]  # equal in all shards
     if columns not in (None, 1, n_k):
         raise RedblueError(f"bias must have a column for each of the {n_k:,} keys of all ranks, got {columns:,}")
     for name, n, held in (
