@@ -16,12 +16,12 @@ import redblue as rb
 from redblue import Mask
 
 HEADS, D = 4, 32
-MOST_BYTES = 2048  # of each text, to keep the example fast
+MAX_BYTES = 2048  # of each text, to keep the example fast
 
 
 def texts() -> tuple[np.ndarray, np.ndarray]:
     """(all texts one after another, as numbers 0 to 255, the length of each text)."""
-    parts = [np.frombuffer(text.encode()[:MOST_BYTES], np.uint8) for text in topics.values()]
+    parts = [np.frombuffer(text.encode()[:MAX_BYTES], np.uint8) for text in topics.values()]
     return np.concatenate(parts), np.array([len(part) for part in parts])
 
 

@@ -174,7 +174,7 @@ def test_peers_make_no_copies_that_fill_the_memory(monkeypatch):
     gathered(GQA, x, sdpa)
     assert set(tried) == {2, 4}
     tried.clear()
-    monkeypatch.setattr("benchmarks.cpu.paged.gathered.MOST_BYTES", 100)
+    monkeypatch.setattr("benchmarks.cpu.paged.gathered.MAX_BYTES", 100)
     gathered(GQA, x, sdpa)()
     assert set(tried) == {2}
 

@@ -73,7 +73,7 @@ def test_long_sequences_are_tried_at_a_smaller_size_and_counted_at_their_own(mon
     machines = cluster(SLOW)
     problem = Problem(4096, 4096, 16, heads=2, mask=Mask.sliding_window(255, 0))
     whole, _ = best_candidate(problem, machines)
-    monkeypatch.setattr(network_planner, "MOST_TRIED", 512)
+    monkeypatch.setattr(network_planner, "MAX_TRIED", 512)
     small = network_planner.smaller_problem(problem, 4)
     assert (small.n_q, small.n_k) == (512, 512)
     tried, _ = best_candidate(problem, machines)

@@ -132,7 +132,7 @@ def test_tables_that_are_strided_or_large_are_not_kept(monkeypatch, checks):
         rb.attention_paged(q, k, v, wide[:, ::2], lengths)
     assert len(checks) == 2
     assert not known_tables._kept
-    monkeypatch.setattr(known_tables, "MOST_BYTES", 8)
+    monkeypatch.setattr(known_tables, "MAX_BYTES", 8)
     rb.attention_paged(q, k, v, table, lengths)
     assert not known_tables._kept
 
@@ -150,9 +150,9 @@ def test_few_tables_are_kept(checks):
     assert len(checks) == PAGES + 1
 
 
-@pytest.mark.parametrize("most", [known_tables.MOST_BYTES, 0])
+@pytest.mark.parametrize("most", [known_tables.MAX_BYTES, 0])
 def test_the_kernels_read_no_memory_that_the_caller_may_change(most, monkeypatch):
-    monkeypatch.setattr(known_tables, "MOST_BYTES", most)
+    monkeypatch.setattr(known_tables, "MAX_BYTES", most)
     q, k, v, table, lengths = (x.numpy() for x in arrays(np.random.default_rng(6), 2))
     given = (table.astype(np.int64), lengths.astype(np.int64), np.array([0, 1, 2]))
     call = PagedCall.checked(q[:, 0], k, v, given[0], given[1], given[2], None, Options())

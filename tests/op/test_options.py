@@ -6,16 +6,8 @@ from typing import get_type_hints
 import pytest
 
 import redblue as rb
-from redblue.kernels.options import (
-    ARRAYS,
-    SCHEMA,
-    TABLE,
-    WITH_GRADIENT,
-    Arguments,
-    CommonArguments,
-    MaskArgument,
-    Options,
-)
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import ARRAYS, SCHEMA, TABLE, WITH_GRADIENT, Arguments, CommonArguments, Options
 from redblue.kernels.options import PackedArguments as Packed
 
 

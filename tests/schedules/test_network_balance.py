@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from redblue import Mask, RedblueError
 from redblue.schedules.network import PLACEMENTS, Placement
 from redblue.schedules.network.balance import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     TOLERANCE,
     balance,
     best_placement,
@@ -52,7 +52,7 @@ def test_the_best_placement_is_within_the_tolerance_of_every_other_and_holds_eve
     best = best_placement(mask, n, world)
     assert np.array_equal(np.sort(np.concatenate(best.positions)), np.arange(n))
     assert all(own.dtype == np.int64 and (np.diff(own) > 0).all() for own in best.positions)
-    assert max(best.lengths) <= max(MOST_TOKENS * n / world, -(-n // world))
+    assert max(best.lengths) <= max(MAX_TOKENS * n / world, -(-n // world))
     chosen = balance(mask, n, best, world)
     for name in PLACEMENTS:
         other = balance(mask, n, name, world)

@@ -19,7 +19,7 @@ from redblue.compiled import _core
 REDBLUE, CONTIGUOUS = "redblue", "contiguous"  # the latter is rb.attention
 TRANSFORMERS, GATHERED = "transformers", "gather + SDPA"
 READS, PRODUCTS = "measured reads", "measured multiply-adds"
-MOST_BYTES, MOST_FLOPS = 2 << 30, 3e11  # of one call of transformers; larger calls are skipped
+MAX_BYTES, MAX_FLOPS = 2 << 30, 3e11  # of one call of transformers; larger calls are skipped
 OVER_LAST_CACHE = 4  # size over the last cache, so that the cache holds only a small part
 CAUSAL = rb.Mask.causal(align="bottom-right")
 
@@ -65,7 +65,7 @@ def transformers(call: Call, x: Inputs) -> Run:
     rows, keys = call.batch * call.n_q, sum(call.lengths)
     copies = 2 * keys * call.heads * call.d * call.torch_dtype.itemsize
     flops = 4 * rows * keys * call.heads * call.d
-    if copies > MOST_BYTES or flops > MOST_FLOPS:
+    if copies > MAX_BYTES or flops > MAX_FLOPS:
         raise Refused(f"its one row takes {copies / 2**30:.1f} GiB and {flops / 1e12:.2f} TFLOP, too much to wait for")
     read = torch.cat([_slots(call, x, b) for b in range(call.batch)])
     mask = torch.full((1, 1, rows, keys), torch.finfo(call.torch_dtype).min, dtype=call.torch_dtype)

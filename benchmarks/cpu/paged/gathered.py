@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingIm
 from benchmarks.common.timing import fastest
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
 
-MOST_BYTES = 1 << 30  # of keys and values that a peer copies for a call
+MAX_BYTES = 1 << 30  # of keys and values that a peer copies for a call
 Run = Callable[[], torch.Tensor]
 Sdpa = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]  # (q, k, v, mask or None)
 
@@ -34,7 +34,7 @@ def gathered(call: Call, x: Inputs, sdpa: Sdpa = pytorch_sdpa) -> Run:
     keys as heads, or as more queries of one head.
     """
     copied = 2 * sum(call.lengths) * call.heads * call.d * call.torch_dtype.itemsize
-    unfolded = call.group == 1 or copied <= MOST_BYTES  # SDPA copies shared keys and values for each query head
+    unfolded = call.group == 1 or copied <= MAX_BYTES  # SDPA copies shared keys and values for each query head
     ways = [partial(_run, call, x, sdpa, folded) for folded in ((False, True) if unfolded else (True,))]
     if call.d_v and sdpa is pytorch_sdpa:
         ways.append(partial(_run, call, x, products, True))

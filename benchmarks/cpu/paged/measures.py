@@ -35,7 +35,7 @@ READ_SHARE = Limit(0.85)
 CONTIGUOUS_SHARE = Limit(0.95)
 OVER_GATHER, OVER_GATHER_MLA, OVER_OTHERS = Limit(2), Limit(3), Limit(1.2)
 SKEW, SCALING, SHARING, MLA_ROOF = Limit(1.15), Limit(1.9), Limit(6), Limit(1.3)
-MOST_FLOPS_PER_BYTE = 4  # of calls that are bound by reads
+MAX_FLOPS_PER_BYTE = 4  # of calls that are bound by reads
 OVER_ROOF = "time / max(read, multiply-add)"
 
 Contenders = dict[str, Callable[[], float]]
@@ -81,7 +81,7 @@ def work_of(call: Call) -> tuple[float, str]:
 
 
 def read_bound(call: Call) -> bool:
-    return call.flops <= MOST_FLOPS_PER_BYTE * call.bytes
+    return call.flops <= MAX_FLOPS_PER_BYTE * call.bytes
 
 
 def checked(run: Run, known: Gate) -> Run:

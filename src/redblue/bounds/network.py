@@ -15,7 +15,7 @@ from redblue.bounds.table import certified, phase_loads
 from redblue.problem import Problem
 
 ROUNDING = 1 - 1e-9  # factor that covers floating-point rounding
-MOST_PROCESSES = 2**20
+MAX_PROCESSES = 2**20
 STEPS = 64  # thresholds that are tried for the work of the busiest process
 WORK, SHARES = ("balanced", "any"), ("tokens", "balanced", "any")
 
@@ -153,7 +153,7 @@ def network_bounds(
     Raises RedblueError for any other value, if the pairs of the processes do not sum to the problem's pairs, and if the
     processes together cannot hold the problem's words.
     """
-    world_size = whole_number("world_size", world_size, most=MOST_PROCESSES)
+    world_size = whole_number("world_size", world_size, most=MAX_PROCESSES)
     if not isinstance(problem, Problem) or problem.direction == "gradient_x":
         raise RedblueError("network bounds cover problems of direction forward and backward, without pages")
     if shares not in SHARES:

@@ -25,7 +25,7 @@ else:
 LINKS = Path(__file__).with_name("links.toml")
 CLUSTER = re.compile(r"\s*(\d+)\s*x\s+(.+?)\s+over\s+(\S+)\s*", re.ASCII)
 FORM = 'a cluster is written as "8x h100-sxm over infiniband-ndr": processes, machine, link'
-MOST_PROCESSES = 4096
+MAX_PROCESSES = 4096
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def cluster(text: str) -> Cluster:
     if match is None:
         raise RedblueError(f"{FORM}; got {quoted(text)}")
     processes, machine, joined = match.groups()
-    return Cluster(whole_number("processes", int(processes), most=MOST_PROCESSES), memory(machine), link(joined))
+    return Cluster(whole_number("processes", int(processes), most=MAX_PROCESSES), memory(machine), link(joined))
 
 
 @cache

@@ -12,7 +12,7 @@ from redblue.base.integers import LARGEST
 
 CAPACITY: dict[str, float] = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 
-MOST_PER_SECOND = 1e24  # limit of rates, a million times today's machines; LARGEST limits the other figures
+MAX_PER_SECOND = 1e24  # limit of rates, a million times today's machines; LARGEST limits the other figures
 # For each kind of figure: its allowed units, and the factor to its base unit (bytes, bytes per second, operations per
 # second, hertz, nanoseconds, or a number of pieces).
 UNITS: dict[str, dict[str, float]] = {
@@ -78,7 +78,7 @@ class Place:
         number = figure[unit]
         if type(number) not in (int, float) or not 0 < number < math.inf:
             raise self.error(f"{name} must be a number above 0, got {number!r}")
-        most = MOST_PER_SECOND if where == "peak" or key in ("bandwidth", "clock") else LARGEST
+        most = MAX_PER_SECOND if where == "peak" or key in ("bandwidth", "clock") else LARGEST
         if number > most / units[unit]:
             raise self.error(f"{name} must come to at most {most:.3g}, got {number!r:.60} {unit}")
         value = number * units[unit]

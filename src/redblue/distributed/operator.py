@@ -1,36 +1,30 @@
-"""`redblue.distributed.attention`: its arguments, its choice of a schedule, and its run in one process."""
+"""`redblue.distributed.attention`: its choice of a schedule, its run in one process, and autograd."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.distributed.agreement import Shard, agree, digest_of_array, digest_of_mask, digest_of_placement
-from redblue.distributed.dtensors import from_local, is_distributed, local_parts
+from redblue.distributed.agreement import Shard, agree
+from redblue.distributed.arguments import STATIONARY, Call, checked_call, mask_of, mesh_of
+from redblue.distributed.dtensors import from_local, is_distributed
 from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
-from redblue.kernels.cpu.mask_form import check_lead
 from redblue.kernels.options import (
-    ARRAYS,
     DistributedArguments,
     Options,
-    check_array,
-    check_gradients,
-    checked,
 )
 from redblue.masks import Mask
-from redblue.masks.rules.stack import Stack, planes
-from redblue.op import api, checks
-from redblue.op.pytorch import dispatch
-from redblue.op.signatures import documented, options_of
+from redblue.masks.rules.stack import planes
+from redblue.op import api
+from redblue.op.signatures import documented
 from redblue.problem import Problem
 from redblue.schedules import network
 from redblue.schedules.network import Layout, Part, Placement, placement_of
@@ -75,11 +69,11 @@ def attention(
     or (out, lse). Raises RedblueError in every process if an argument of any process is wrong or differs between
     processes. Raises ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
     """
-    processes = group_of(_mesh_of(q) if group is None and is_distributed(q) else group)
+    processes = group_of(mesh_of(q) if group is None and is_distributed(q) else group)
     failures = Failures(processes)
     call: Any = None
     try:
-        call = _checked(q, k, v, mask, placement, schedule, return_lse, options, processes)
+        call = checked_call(q, k, v, mask, placement, schedule, return_lse, options, processes)
         own: Any = call.shard
     except RedblueError as error:
         own = error
@@ -103,170 +97,16 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-class Call(NamedTuple):
-    """The checked arguments of one process. tensors: its parts of q, k and v. mesh: the mesh of DTensors."""
-
-    tensors: tuple[Tensor, Tensor, Tensor]
-    options: Options
-    placement: str | Placement
-    schedule: str
-    mesh: Any
-
-    @property
-    def flat(self) -> list[Tensor]:
-        """q, k and v with one leading dimension."""
-        return [x.reshape(x.shape[:-3].numel(), *x.shape[-3:]) for x in self.tensors]  # -1 fails for empty shards
-
-    @property
-    def arrays(self) -> list[Tensor]:
-        """q, k, v, and the arrays among the options."""
-        return [*self.tensors, *(x for _, _, x in self.options.present_arrays())]
-
-    @property
-    def planes(self) -> Mask | None:
-        """A mask with planes, with one leading dimension like `flat`; None: one mask for all."""
-        mask, lead = _mask(self.options), self.tensors[0].shape[:-3]
-        if len(lead) < 2 or len(mask.lead) < 2:
-            return mask if mask.lead else None
-        rules, plane = planes(mask.rule)
-        own = np.broadcast_to(plane, (*lead, plane.shape[-1])).reshape(-1, plane.shape[-1])
-        return Mask(Stack.of([rules[i] for i in own.ravel()], own.shape))
-
-    @property
-    def by_head(self) -> dict[str, Tensor]:
-        """The arrays without gradients, such as alibi: (batch, heads), or (heads,) if all batch entries share them."""
-        q, arrays = self.tensors[0], self.options.present_arrays()
-        return {
-            name: x.detach().expand(q.shape[:-2]).reshape(q.shape[:-3].numel(), -1) if rules.lead else x.detach()
-            for name, rules, x in arrays
-            if not rules.gradient
-        }
-
-    @property
-    def flat_bias(self) -> Tensor | None:
-        """The bias with at least two dimensions, and one leading dimension if it has more."""
-        bias, q = self.options.bias, self.tensors[0]
-        if bias is None:
-            return None
-        bias = torch.atleast_2d(bias)
-        if q.dim() <= 4:
-            return bias
-        rows, keys = bias.shape[-2:]
-        return bias.expand(*q.shape[:-2], rows, keys).reshape(q.shape[:-3].numel(), q.shape[-3], rows, keys)
-
-    @property
-    def shard(self) -> Shard:
-        q, k, v = self.tensors
-        own = self.options
-        given = {
-            "batch": list(q.shape[:-3]),
-            "heads": q.shape[-3],
-            "key heads": k.shape[-3],
-            "d": q.shape[-1],
-            "d_v": v.shape[-1],
-            "dtype": str(q.dtype).removeprefix("torch."),
-            "device": q.device.type,
-            **_facts(own),
-            "mask": digest_of_mask(_mask(own)),
-            "placement": self.placement if isinstance(self.placement, str) else digest_of_placement(self.placement),
-            "schedule": self.schedule,
-            "whether gradients are required": torch.is_grad_enabled() and any(x.requires_grad for x in self.arrays),
-        }
-        seed = None
-        if own.dropout:
-            seed = int(torch.randint(2**62, ())) if own.seed is None else own.seed
-            given["seed"] = own.seed
-        return Shard(q.shape[-2], k.shape[-2], seed, given)
-
-
-def _facts(options: Options) -> dict[str, Any]:
-    """The facts about the options that must be the same on all ranks."""
-    facts: dict[str, Any] = dict(zip(Options._fields, options.others, strict=False))
-    for name, rules in ARRAYS.items():
-        x = getattr(options, name)
-        if rules.pairs:
-            facts[f"keys of the {name}"] = None if x is None else (1, *x.shape)[-1]
-        elif rules.gradient:
-            facts[name] = x is not None
-        else:
-            facts[name] = None if x is None else digest_of_array(x.detach().cpu().double().numpy())
-    return facts
-
-
-def _mask(options: Options) -> Mask:
-    return Mask.full() if options.mask is None else options.mask
-
-
-def _checked(
-    q: Any, k: Any, v: Any, mask: Any, placement: Any, schedule: Any, return_lse: Any, options: Any, group: Any
-) -> Call:
-    """The arguments of this process. Raises RedblueError, naming the argument."""
-    checks.check_flag("return_lse", return_lse)
-    record = checked(options_of("attention", options, DistributedArguments)._replace(mask=mask))
-    if schedule != "auto":
-        network.get(schedule)
-    if not isinstance(placement, Placement):
-        placement_of(placement, 0, 1)
-    given = {"q": q, "k": k, "v": v, **{name: x for name, _, x in record.present_arrays()}}
-    for name, x in given.items():
-        if not isinstance(x, Tensor):
-            raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
-    mesh = _mesh_of(q)
-    if mesh is not None or is_distributed(k) or is_distributed(v):
-        q, k, v, placement = local_parts(q, k, v, placement)
-    for name, x in {**given, "q": q, "k": k, "v": v}.items():
-        if name not in "qkv" and is_distributed(x):
-            raise RedblueError(f"{name} must be a plain tensor, this process's part, got a DTensor")
-    dispatch.check_tensors({**given, "q": q, "k": k, "v": v})
-    q, k, v = (_as_autocast(x) for x in (q, k, v))
-    sizes = checks.check_shapes(q.shape, k.shape, v.shape)
-    if q.is_cpu:
-        checks.check_widths_on_cpu(sizes)
-    check_lead(_mask(record), sizes._replace(kv_heads=sizes.kv_heads * sizes.group, group=1))
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[:-3] != q.shape[:-3]:
-            raise RedblueError(f"{name} must have q's leading dimensions {tuple(q.shape[:-3])}, got {tuple(x.shape)}")
-    if k.shape[-3] != v.shape[-3] or q.shape[-3] != sizes.kv_heads * sizes.group:
-        raise RedblueError("heads of q, k and v are not broadcast over processes: expand them")
-    dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
-    dtype = checks.check_dtypes(dtypes)
-    bias = record.bias
-    if bias is not None:
-        if schedule not in ("auto", *STATIONARY):
-            raise RedblueError(f"schedule must be {' or '.join(STATIONARY)}, or auto, with a bias, got {schedule!r}")
-        # n_k of the whole, which is checked when it is known
-        sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)
-    for name, _, x in record.present_arrays():
-        check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
-    check_gradients(record)
-    return Call((q, k, v), record, placement, schedule, mesh)
-
-
-def _as_autocast(x: Tensor) -> Tensor:
-    """The tensor in the type of autocast, where autocast is on; float64 is not converted."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64 or not x.is_floating_point():
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
-
-
-STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
-
-
-def _mesh_of(x: Any) -> Any:
-    return x.device_mesh if is_distributed(x) else None
-
-
 def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
     """The layout that all processes run. Raises RedblueError in all of them; None: there is nothing to compute."""
     q, k, v = call.tensors
     n_q, n_k = sum(shard.queries for shard in shards), sum(shard.keys for shard in shards)
-    mask = _mask(call.options)
+    mask = mask_of(call.options)
     for rule in planes(mask.rule)[0]:
         rule.pattern(n_q, n_k)  # raises RedblueError if the mask does not fit
     if not n_q or not n_k or not q.shape[:-3].numel() or not q.shape[-3]:
         return None
-    columns = call.shard.call["keys of the bias"]
+    columns = shards[0].call["keys of the bias"]  # equal in all shards
     if columns not in (None, 1, n_k):
         raise RedblueError(f"bias must have a column for each of the {n_k:,} keys of all ranks, got {columns:,}")
     for name, n, held in (

@@ -31,7 +31,7 @@ from redblue.schedules import network
 from redblue.schedules.network import PLACEMENTS, Layout, Placement
 from redblue.schedules.network.balance import best_placement
 
-MOST_TRIED = 1 << 14  # most queries and keys of the problem on which candidates are compared
+MAX_TRIED = 1 << 14  # most queries and keys of the problem on which candidates are compared
 SAME = 1.02  # ratio of times that count as equal
 LINE = 256  # blocks in a row of a mask that is planned on one machine
 BEST = "best"  # the choice of best_placement, which depends on the size
@@ -203,8 +203,8 @@ def fastest(trials: Sequence[Trial]) -> Trial:
 
 
 def smaller_problem(problem: Problem, processes: int) -> Problem:
-    """A problem of the same kind with at most about MOST_TRIED queries and keys, at least one for each process."""
-    shrink = math.ceil(max(problem.n_q, problem.n_k) / max(MOST_TRIED, processes))
+    """A problem of the same kind with at most about MAX_TRIED queries and keys, at least one for each process."""
+    shrink = math.ceil(max(problem.n_q, problem.n_k) / max(MAX_TRIED, processes))
     if shrink == 1:
         return problem
     n_q, n_k = (max(processes, n // shrink) for n in (problem.n_q, problem.n_k))

@@ -14,8 +14,8 @@ from redblue.compiled import _core
 from redblue.op import api
 
 MOST = 8  # tables in the cache
-MOST_BYTES = 1 << 22  # most bytes of one call's tables in the cache
-MOST_RESULTS = 32  # results per table
+MAX_BYTES = 1 << 22  # most bytes of one call's tables in the cache
+MAX_RESULTS = 32  # results per table
 
 Result = TypeVar("Result")
 
@@ -71,12 +71,12 @@ def _keep(given: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, r
     global _kept
     kept = _found(arrays)
     if kept is None:
-        if sum(array[1] for array in arrays if array) > MOST_BYTES:
+        if sum(array[1] for array in arrays if array) > MAX_BYTES:
             return
         copies = tuple(array and _copied(array, x) for array, x in zip(arrays, given, strict=True))
         kept = Kept(copies, {})
         _kept = (kept, *_kept[: MOST - 1])
-    if len(kept.results) >= MOST_RESULTS:
+    if len(kept.results) >= MAX_RESULTS:
         kept.results.clear()
     kept.results[facts] = result
 

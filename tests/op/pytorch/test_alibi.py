@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import redblue as rb
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.textbook import TOLERANCE, check, check_close, normal, textbook
 

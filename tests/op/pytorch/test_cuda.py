@@ -17,7 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import redblue as rb
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch import dispatch, ops
 from support.textbook import Seen
 

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 import redblue as rb
 from redblue import Mask
 from redblue.kernels.cpu import mask_form
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch import masks
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.attention import running

@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import redblue as rb
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.examples import thorough
 from support.textbook import TOLERANCE, check, check_close, normal, textbook

@@ -7,7 +7,8 @@ torch = pytest.importorskip("torch")
 
 import redblue as rb
 from redblue import Positions, RedblueError
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch import dispatch
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from redblue.op.pytorch.positions import packed

@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import redblue as rb
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.op.pytorch.masks import name_of
 from redblue.op.pytorch.sharding import backward_placements, forward_placements
 from redblue.op.pytorch.usage import Usage

@@ -15,7 +15,7 @@ from support.transformers_models.known_inputs import INPUTS
 
 # Relative to the largest number in an output, or in all gradients; for float32, random weights and a few layers.
 TOLERANCE = 1e-4
-MOST_PARAMETERS = 3e7
+MAX_PARAMETERS = 3e7
 NEW_TOKENS = 5
 OWN_CODE = "its attention does not go through transformers' registry"
 NO_ATTENTION = "it has no attention"
@@ -171,7 +171,7 @@ def _model(cls: type, config: Any, implementation: str, states: Any) -> Any:
                 count = sum(p.numel() for p in cls(copy.deepcopy(config)).parameters())
             except (NotImplementedError, RuntimeError):
                 count = 0
-        if count > MOST_PARAMETERS:
+        if count > MAX_PARAMETERS:
             raise tiny.Unbuildable(f"{count / 1e6:.0f} million parameters: no tiny config is known")
     torch.manual_seed(0)
     model = cls(config).float().eval()

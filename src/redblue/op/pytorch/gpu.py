@@ -20,7 +20,8 @@ from redblue.kernels.gpu.planning.device import copied
 from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
 from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.gpu.versions import check_gradients_with_dropout
-from redblue.kernels.options import ARRAYS, OPEN, Options, check_numbers
+from redblue.kernels.mask_argument import OPEN
+from redblue.kernels.options import ARRAYS, Options, check_numbers
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op.pytorch import layouts

@@ -22,7 +22,8 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Sizes
 from redblue.kernels.cpu.mask_form import attended
 from redblue.kernels.gpu.versions import check_triton
-from redblue.kernels.options import OPEN, SCHEMA, MaskArgument, Options, check_numbers
+from redblue.kernels.mask_argument import OPEN, MaskArgument
+from redblue.kernels.options import SCHEMA, Options, check_numbers
 from redblue.kernels.positions import check_places
 from redblue.op import checks
 from redblue.op.pytorch.layouts import (

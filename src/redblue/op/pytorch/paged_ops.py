@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import TABLE, MaskArgument, Options, PagedArguments, checked
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import TABLE, Options, PagedArguments, checked
 from redblue.masks import Mask
 from redblue.op import paged_call, paged_direct
 from redblue.op.paged_options import check_no_gradient

@@ -22,7 +22,7 @@ from redblue.masks.storage.pair_lists import degrees
 from redblue.schedules.network.placement import PLACEMENTS, Placement, placement_of
 
 TOLERANCE = 0.02  # placements whose busiest process has at most this share more pairs than the best count as balanced
-MOST_TOKENS = 4 / 3  # most tokens of one process, over the mean: other layers' work is proportional to tokens
+MAX_TOKENS = 4 / 3  # most tokens of one process, over the mean: other layers' work is proportional to tokens
 BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # numbers of blocks that are tried
 
 
@@ -109,7 +109,7 @@ def _candidates(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
     n = len(pairs)
     yield from (placement_of(name, n, world_size) for name in PLACEMENTS)
     weighted = weighted_contiguous(pairs, world_size)
-    if max(weighted.lengths) <= MOST_TOKENS * n / world_size:
+    if max(weighted.lengths) <= MAX_TOKENS * n / world_size:
         yield weighted
     for each in BLOCKS_PER_PROCESS:
         if each * world_size <= n:

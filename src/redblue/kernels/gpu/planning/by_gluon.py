@@ -14,7 +14,7 @@ from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.card import Card
 
 EDGE = 64  # rows of a warpgroup
-MOST_D = 256  # registers hold no wider rows of the output
+MAX_D = 256  # registers hold no wider rows of the output
 LEAST_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster
 BUSY = 0.75  # share of the multiprocessors: with fewer blocks of rows, cutting keys into spans is faster
 SLACK = 1024  # bytes of shared memory, for barriers
@@ -58,7 +58,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
         direction != "forward"
         or card.arch != hopper.HOPPER
         or dtype not in hopper.SIXTEEN_BITS
-        or max(sizes.d, sizes.d_v) > MOST_D
+        or max(sizes.d, sizes.d_v) > MAX_D
         or sizes.n_q < LEAST_ROWS
         or not sizes.n_k
         or not hopper.available()

@@ -36,7 +36,7 @@ REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
 FORMAT = 4  # version of the files
 CLEARED_BYTES = 64 << 20  # more than an L2 cache holds
-MOST_CLEARED = 1000  # times that memory is cleared in a row
+MAX_CLEARED = 1000  # times that memory is cleared in a row
 
 Run = Callable[[Launch], object]
 
@@ -159,7 +159,7 @@ def _work_ahead_of(call: Callable[[], object]) -> Callable[[], None]:
     call()
     seconds = time.perf_counter() - began
     torch.cuda.synchronize()
-    times = min(MOST_CLEARED, 2 + math.ceil(1e3 * seconds / max(1e-3, start.elapsed_time(end))))
+    times = min(MAX_CLEARED, 2 + math.ceil(1e3 * seconds / max(1e-3, start.elapsed_time(end))))
 
     def clear() -> None:
         for _ in range(times):

@@ -23,7 +23,8 @@ from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, candidates, plan
 from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.versions import has_descriptors
-from redblue.kernels.options import MaskArgument, Options
+from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.options import Options
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
 from support.examples import thorough
