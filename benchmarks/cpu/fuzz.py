@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.cpu.fuzz_paged import paged_call
 from benchmarks.cpu.guarded import Guarded
+from redblue.base.dtypes import COMPUTED, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
@@ -52,8 +53,8 @@ def one_call(seed: int, number: int) -> str:
 
     rows = [row for row in _core.list_isas() if row.supported]
     row = rows[rng.integers(len(rows))]
-    dtype = str(rng.choice(["float64", "float32", "bfloat16", "float16"]))
-    sums = "float64" if dtype == "float64" else "float32"
+    dtype = str(rng.choice(COMPUTED))
+    sums = sum_dtype(dtype)
     lead, kv_heads, group = int(rng.integers(1, 3)), int(rng.integers(1, 3)), int(rng.integers(1, 5))
     n_q, n_k, d, d_v, heads = length(), length(), width(), width(), kv_heads * group
     bias_dtype = str(rng.choice(["bool", "float32", "bfloat16", "float16", sums]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.cpu.guarded import Guarded, GuardedNumbers, GuardedPages
+from redblue.base.dtypes import COMPUTED, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
@@ -20,8 +21,8 @@ def paged_call(rng: np.random.Generator) -> str:
     """Make a random call. Returns its description."""
     rows = [row for row in _core.list_isas() if row.supported]
     row = rows[rng.integers(len(rows))]
-    dtype = str(rng.choice(["float64", "float32", "bfloat16", "float16"]))
-    sums = "float64" if dtype == "float64" else "float32"
+    dtype = str(rng.choice(COMPUTED))
+    sums = sum_dtype(dtype)
     batch, page = int(rng.integers(1, 6)), one_of(rng, int(rng.integers(1, 6)), int(rng.integers(1, 49)), 16, 32)
     kv_heads, group = int(rng.integers(1, 3)), int(rng.choice([1, 2, 4, 7, 16]))
     d, d_v = (one_of(rng, int(rng.integers(1, 10)), int(rng.integers(1, 140)), 64) for _ in range(2))
@@ -76,7 +77,7 @@ def paged_call(rng: np.random.Generator) -> str:
         "bias": bias.described if bias else None,
         "bias_number": cpu.NUMBERS[bias_dtype],
         "alibi": cpu.Array(alibi.described.address, (*alibi.described.strides[2:], 0, 0)) if alibi else None,
-        "sinks": sinks.described if sinks else None,
+        "sinks": cpu.Array(sinks.described.address, (0, *sinks.described.strides[1:])) if sinks else None,
     }
     q_rows, out_rows, lse_rows = (cpu.Array(x.described.address, x.described.strides[1:]) for x in (q, out, lse))
     call = paged.call_of(

@@ -8,6 +8,7 @@ from redblue.base.errors import RedblueError
 
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 COMPUTED = ("float64", "float32", "bfloat16", "float16")  # the types that kernels compute in
+SIXTEEN_BITS = ("bfloat16", "float16")  # the types that the matrix instructions of GPUs multiply
 
 
 def sum_dtype(dtype: str) -> str:

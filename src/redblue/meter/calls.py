@@ -17,7 +17,7 @@ from redblue.base.dtypes import BYTES_PER_WORD, COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.arrays import contiguous_strides
+from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
 from redblue.kernels.table import kernels
 from redblue.lab import counts
@@ -125,7 +125,7 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
 
     arrays = {}
     for name, (shape, dtype) in cpu.array_forms(sizes, p.dtype, p.direction).items():
-        arrays[name] = Struct("Array", {"address": Region(len(regions)), "strides": contiguous_strides(shape)})
+        arrays[name] = Struct("Array", {"address": Region(len(regions)), "strides": dense_strides(shape)})
         regions.append(math.prod(shape) * BYTES_PER_WORD[dtype])
     call = Struct(
         "Call",

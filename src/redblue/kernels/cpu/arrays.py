@@ -22,10 +22,10 @@ def element_strides(array: np.ndarray) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous array of this shape."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The strides of a dense array whose dimensions have this order in memory, outermost first; None: as in shape."""
+    strides, step = [0] * len(shape), 1
+    for i in reversed(range(len(shape)) if order is None else order):
+        strides[i] = step
+        step *= max(1, shape[i])
+    return tuple(strides)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
 from redblue.op.pytorch import ops, paging
@@ -286,10 +287,8 @@ def _strided_as(x: Tensor, result: Tensor) -> Tensor:
     if x.shape == result.shape:
         strides = x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
     else:
-        strides, step = [0] * x.dim(), 1
-        for i in sorted(range(x.dim()), key=lambda i: x.stride(i) or math.inf):
-            strides[i] = step
-            step *= result.shape[i]
+        inner_first = sorted(range(x.dim()), key=lambda i: x.stride(i) or math.inf)
+        strides = dense_strides(result.shape, inner_first[::-1])
     if all(n <= 1 or a == b for n, a, b in zip(result.shape, result.stride(), strides, strict=True)):
         return result
     return result.new_empty_strided(result.shape, strides).copy_(result)

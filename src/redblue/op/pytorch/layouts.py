@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import ARRAYS, ArrayOption, Options, check_array
 from redblue.op import checks
@@ -99,7 +99,7 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
             read.append(Read(name, rules, own_dtype, sums if rules.is_converted else None, expand))
     rows = (*sizes.lead, sizes.heads, sizes.n_q)
     inputs = _layouts(q), _layouts(k), _layouts(v)
-    return Call(sizes, dtype, sums, tuple(read), *inputs, _layouts((*rows, sizes.d_v)), _dense(rows))
+    return Call(sizes, dtype, sums, tuple(read), *inputs, _layouts((*rows, sizes.d_v)), (rows, dense_strides(rows)))
 
 
 known_call = lru_cache(maxsize=1024)(call_of)
@@ -139,16 +139,7 @@ def _pays_a_copy(x: Tensor, shape: tuple[int, ...] | None, backward: bool) -> bo
 
 def _layouts(shape: Any) -> tuple[Layout, Layout]:
     inside = (0, 2, 1, 3) if len(shape) == 4 else None
-    return _dense(tuple(shape)), _dense(tuple(shape), inside)
-
-
-def _dense(shape: tuple[int, ...], order: Sequence[int] | None = None) -> Layout:
-    """The shape, and the strides of a dense tensor whose dimensions have this order in memory, outermost first."""
-    strides, step = [0] * len(shape), 1
-    for i in reversed(range(len(shape)) if order is None else order):
-        strides[i] = step
-        step *= max(1, shape[i])
-    return shape, tuple(strides)
+    return (tuple(shape), dense_strides(shape)), (tuple(shape), dense_strides(shape, inside))
 
 
 def inside(x: Tensor) -> int:

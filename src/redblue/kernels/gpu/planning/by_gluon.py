@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
@@ -57,7 +58,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
     if (
         direction != "forward"
         or card.arch != hopper.HOPPER
-        or dtype not in hopper.SIXTEEN_BITS
+        or dtype not in SIXTEEN_BITS
         or max(sizes.d, sizes.d_v) > MAX_D
         or sizes.n_q < LEAST_ROWS
         or not sizes.n_k

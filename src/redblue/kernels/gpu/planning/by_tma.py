@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.versions import has_descriptors
 
 ARCHITECTURE = 9  # compute capability 9; later ones multiply in tensor memory, which these kernels do not use
-DTYPES = ("float16", "bfloat16")
 MAX_SPILLED = 1 << 31  # bytes of P, and of dS, that a launch keeps in memory
 SEVERAL = 3  # tiles of a sum per multiprocessor, so that few multiprocessors are idle at the end
 PIECE = 512  # queries: P of a long sequence is cut into pieces of a multiple of this, so that tiles are whole
@@ -73,7 +73,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
     if (
         not has_descriptors()
         or card.arch // 10 != ARCHITECTURE
-        or dtype not in DTYPES
+        or dtype not in SIXTEEN_BITS
         or max(sizes.d, sizes.d_v) < LEAST_D[direction]
         or min(sizes.n_q, sizes.n_k, queries) < LEAST_EDGE
     ):

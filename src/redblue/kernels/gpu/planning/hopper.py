@@ -9,7 +9,6 @@ from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.versions import has_descriptors
 
 HOPPER = 90  # later architectures multiply in tensor memory
-SIXTEEN_BITS = ("bfloat16", "float16")
 KERNELS = ("redblue.kernels.gpu.hopper.kernel", "redblue.kernels.gpu.hopper.backward_kernel")
 
 

@@ -6,6 +6,7 @@ be added in any order. Other calls run `flash`, whose two kernels are as fast fo
 
 from __future__ import annotations
 
+from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
@@ -24,7 +25,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
     if (
         direction != "backward"
         or card.arch != hopper.HOPPER
-        or dtype not in hopper.SIXTEEN_BITS
+        or dtype not in SIXTEEN_BITS
         or sizes.d != sizes.d_v
         or sizes.d not in SHARED_BYTES
         or (sizes.d == 64 and mask == "full")

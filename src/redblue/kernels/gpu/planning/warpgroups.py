@@ -17,13 +17,14 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
+from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.footprints import Part
 from redblue.kernels.gpu.planning.resources import WARP_ROWS, resources
 
-ARCHITECTURE, TYPES = 9, ("float16", "bfloat16")
+ARCHITECTURE = 9  # the compute capability whose products these plans are for
 LEAST_ROWS = 64  # rows of a warpgroup's product
 STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)
 SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory limits them to two thirds of their speed
@@ -55,7 +56,7 @@ def covers(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, opti
     return (
         name == "flash"
         and direction in ("forward", "backward")
-        and dtype in TYPES
+        and dtype in SIXTEEN_BITS
         and card.arch // 10 == ARCHITECTURE
         and rows >= LEAST_ROWS
         and not (options.bias or options.dropout)
