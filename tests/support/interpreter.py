@@ -1,8 +1,9 @@
-"""Speed up Triton's interpreter: the same results in a third of the time.
+"""Speed up Triton's interpreter: the same results in a fraction of the time.
 
 Triton replaces the functions of triton.language by interpreted ones before a launch, and again, without effect, before
 every call of one jitted function by another. Here each launch replaces them once. Triton also checks sums and products
-of whole numbers for overflow, but uses the result only in debug mode. Here it checks only in debug mode.
+of whole numbers for overflow, but uses the result only in debug mode. Here it checks only in debug mode. Triton works out
+the type and the shape of every intermediate array again. Here arrays of one type share them.
 """
 
 from __future__ import annotations
@@ -64,6 +65,40 @@ def cached_for_scalars(number_type: Callable[[Any], Any], scalar_class: type) ->
     return number_type_of
 
 
+def cached_block_types(core: Any) -> Callable[..., None]:
+    """Cache what the constructor of `core.block_type` computes, by the type of the elements and the shape."""
+    construct, kept = core.block_type.__init__, {}
+
+    def constructor(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(self) is not core.block_type or type(element_ty) not in (core.dtype, core.pointer_type):
+            return construct(self, element_ty, shape)
+        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        space = element_ty.address_space if isinstance(element_ty, core.pointer_type) else None
+        key = element_ty.name, space, sizes
+        if key not in kept:
+            construct(self, element_ty, shape)
+            kept[key] = dict(vars(self))
+        vars(self).update(kept[key])
+        return None
+
+    return constructor
+
+
+def cached_tensors(core: Any) -> Callable[..., None]:
+    """Cache the shape that the constructor of `core.tensor` computes from a type, by the sizes of the type."""
+    construct, kept = core.tensor.__init__, {}
+
+    def constructor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if sizes not in kept:
+            construct(self, handle, type)
+            kept[sizes] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = kept[sizes]
+
+    return constructor
+
+
 @contextmanager
 def fast_interpreter() -> Iterator[PatchOnce | None]:
     """Interpret faster inside the block. Yields the patch, or None if this Triton has no function to replace."""
@@ -79,6 +114,8 @@ def fast_interpreter() -> Iterator[PatchOnce | None]:
     with pytest.MonkeyPatch.context() as replaced:
         replaced.setattr(interpreter, "_patch_lang", once)
         replaced.setattr(interpreter, "_get_np_dtype", cached_for_scalars(number_type, language.dtype))
+        replaced.setattr(language.core.block_type, "__init__", cached_block_types(language.core))
+        replaced.setattr(language.core.tensor, "__init__", cached_tensors(language.core))
         options = builder.options
         replaced.setattr(builder, "options", dataclasses.replace(options, sanitize_overflow=options.debug))
         yield once
