@@ -58,6 +58,7 @@ def test_the_sdist_holds_what_builds_and_nothing_else(sdist):
     assert not [path for path in files if path.startswith("cpp/tests")]
 
 
+@pytest.mark.thorough
 def test_the_sdist_holds_every_source(sdist):
     """It holds every file under version control in src and cpp, except C++ tests."""
     listed = subprocess.run(["git", "ls-files", "src", "cpp"], cwd=ROOT, capture_output=True, text=True)

@@ -84,6 +84,7 @@ def test_the_spectral_bound_sees_an_expander():
     assert spectral(random_graph(1, nodes=1400, sources=20, in_degree=8), 9, Rules("one-shot"))[0] >= 15
 
 
+@pytest.mark.thorough
 def test_attention_bounds_lie_below_the_optima():
     for (n, d), reds in {(2, 1): range(4, 9), (2, 2): (5, 6, 7, 8), (3, 1): (9, 10, 12)}.items():
         for red in reds:

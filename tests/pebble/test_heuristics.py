@@ -72,6 +72,7 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
         assert heuristic(graph, words, tries=0).cost < 1.1 * best
 
 
+@pytest.mark.thorough
 def test_large_graphs():
     graph = pebble.fft_graph(256)
     found = heuristic(graph, 18)  # 16 points, and two for a butterfly

@@ -211,6 +211,7 @@ def test_the_gpu_experiments_requests_and_figure(tmp_path, monkeypatch):
     assert len(gpu.findings(rows)) == 2
 
 
+@pytest.mark.thorough
 def test_no_mask_is_below_its_bound_and_an_index_costs_its_words():
     rows = [row for point in sparse.points(True) for row in sparse.measure(point)]
     assert {row["format"] for row in rows} == {"rule", "bits", "tiles", "csr", "coo"}
