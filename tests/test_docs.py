@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redblue.cli.main import app
+from support.examples import thorough
 
 ROOT = Path(__file__).parents[1]
 # The pages whose examples run. tests/pebble/test_docs.py runs those of the pebble game, and
@@ -66,7 +67,11 @@ def test_python_examples(text, needs, in_a_copy):
     exec(compile(text, "README.md or docs", "exec"), {"__name__": "example"})
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW_COMMANDS = ("report", "sparse")  # tests/studies runs both with smaller problems
+TRIED = [thorough(command) if command.startswith(SLOW_COMMANDS) else command for command in COMMANDS]
+
+
+@pytest.mark.parametrize("command", TRIED)
 def test_command_examples(command, in_a_copy, own_schedules):
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
