@@ -23,8 +23,14 @@ GUIDES = [
 ]
 BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word names a required package
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
+SLOW = {  # they import large libraries
+    "jax.md": pytest.mark.thorough,
+    "packed_documents.py": pytest.mark.thorough,
+}
 EXAMPLES = [
-    pytest.param(text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}")
+    pytest.param(
+        text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}", marks=SLOW.get(page.name, ())
+    )
     for page, blocks in BLOCKS.items()
     for number, (language, text) in enumerate(blocks)
     if language.split()[0] == "python"
@@ -88,7 +94,6 @@ SMALL = {
     "serve.py": ["--demo", "--requests", "4"],
     "t5_bias.py": ["--n", "24", "--steps", "2"],
 }
-SLOW = {"packed_documents.py": pytest.mark.thorough}  # it imports transformers
 SCRIPTS = [
     pytest.param(path, id=path.name, marks=SLOW.get(path.name, ()))
     for path in sorted((ROOT / "examples").glob("*.py"))

@@ -54,7 +54,7 @@ def test_a_copy_reads_its_lines_and_writes_them(line):
 @needs_valgrind
 @pytest.mark.parametrize("ways", [thorough(None), 4])
 @pytest.mark.parametrize(
-    ("stride", "misses"), [thorough(1, 2 * 4096 // 8), thorough(8, 2 * 4096 // 8), (64, 4096 // 64)]
+    ("stride", "misses"), [thorough(1, 2 * 4096 // 8), thorough(8, 2 * 4096 // 8), thorough(64, 4096 // 64)]
 )
 def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride, misses):
     level = cache(128, ways)

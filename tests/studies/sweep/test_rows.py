@@ -41,11 +41,12 @@ def test_rows_are_those_of_count_and_lower_bound():
             statuses["invalid"] += 1
             continue
         counts = {name: tried(rb.count, name, outcome, words=words) for name in rb.list_schedules()}
+        bounds = {p_given: rb.lower_bounds(outcome, words, p_given=p_given) for p_given in (False, True)}
         expected = [(name, each) for name, each in counts.items() if not isinstance(each, rb.NotCovered)]
         for name, each in expected:
             row = next(rows)
             p_given = rb.schedules.get(name).takes_p(outcome.direction)
-            bound = next((each for each in rb.lower_bounds(outcome, words, p_given=p_given) if each.proved), None)
+            bound = next((each for each in bounds[p_given] if each.proved), None)
             assert list(row) == list(sweep.COLUMNS)
             assert point.items() <= row.items()
             assert (row["mask"], row["capacity_words"], row["batch"], row["d_v"]) == (label, words, 1, d)
