@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redblue.cli.main import app
+from support.examples import thorough
 
 ROOT = Path(__file__).parents[1]
 # The pages whose examples run. tests/pebble/test_docs.py runs those of the pebble game, and
@@ -22,8 +23,14 @@ GUIDES = [
 ]
 BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word names a required package
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
+SLOW = {  # they import large libraries
+    "jax.md": pytest.mark.thorough,
+    "packed_documents.py": pytest.mark.thorough,
+}
 EXAMPLES = [
-    pytest.param(text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}")
+    pytest.param(
+        text, language.removeprefix("python").strip(), id=f"{page.stem}-{number}", marks=SLOW.get(page.name, ())
+    )
     for page, blocks in BLOCKS.items()
     for number, (language, text) in enumerate(blocks)
     if language.split()[0] == "python"
@@ -66,7 +73,11 @@ def test_python_examples(text, needs, in_a_copy):
     exec(compile(text, "README.md or docs", "exec"), {"__name__": "example"})
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW_COMMANDS = ("report", "sparse")  # tests/studies runs both with smaller problems
+TRIED = [thorough(command) if command.startswith(SLOW_COMMANDS) else command for command in COMMANDS]
+
+
+@pytest.mark.parametrize("command", TRIED)
 def test_command_examples(command, in_a_copy, own_schedules):
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
@@ -83,7 +94,6 @@ SMALL = {
     "serve.py": ["--demo", "--requests", "4"],
     "t5_bias.py": ["--n", "24", "--steps", "2"],
 }
-SLOW = {"packed_documents.py": pytest.mark.thorough}  # it imports transformers
 SCRIPTS = [
     pytest.param(path, id=path.name, marks=SLOW.get(path.name, ()))
     for path in sorted((ROOT / "examples").glob("*.py"))

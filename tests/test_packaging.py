@@ -36,7 +36,7 @@ SUFFIXES = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The files of the sdist: path -> (bytes, text for PKG-INFO only)."""
+    """The files of the sdist: path -> bytes."""
     pytest.importorskip("scikit_build_core")
     out = tmp_path_factory.mktemp("sdist")
     build = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r})"
@@ -44,27 +44,37 @@ def sdist(tmp_path_factory):
     (archive,) = out.glob("redblue-*.tar.gz")
     assert archive.stat().st_size < 1_000_000
     with tarfile.open(archive) as opened:
-        members = {member.name.partition("/")[2]: member for member in opened.getmembers() if member.isfile()}
-        info = opened.extractfile(members["PKG-INFO"]).read().decode()
-    return {path: member.size for path, member in members.items()}, info
+        members = [member for member in opened.getmembers() if member.isfile()]
+    return {member.name.partition("/")[2]: member.size for member in members}
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory):
+    """The metadata of a wheel, which are those of the sdist."""
+    build = pytest.importorskip("scikit_build_core.build")
+    out = tmp_path_factory.mktemp("metadata")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        folder = build.prepare_metadata_for_build_wheel(str(out))
+    return message_from_string((out / folder / "METADATA").read_text(encoding="utf-8"))
 
 
 @pytest.mark.thorough
 def test_the_sdist_holds_what_builds_and_nothing_else(sdist):
-    files, _ = sdist
-    assert {path.partition("/")[0] for path in files} == TOP
-    assert {Path(path).suffix for path in files} <= SUFFIXES
-    assert max(files.values()) < 150_000
-    assert not [path for path in files if path.startswith("cpp/tests")]
+    assert {path.partition("/")[0] for path in sdist} == TOP
+    assert {Path(path).suffix for path in sdist} <= SUFFIXES
+    assert max(sdist.values()) < 150_000
+    assert not [path for path in sdist if path.startswith("cpp/tests")]
 
 
+@pytest.mark.thorough
 def test_the_sdist_holds_every_source(sdist):
     """It holds every file under version control in src and cpp, except C++ tests."""
     listed = subprocess.run(["git", "ls-files", "src", "cpp"], cwd=ROOT, capture_output=True, text=True)
     tracked = {path for path in listed.stdout.splitlines() if (ROOT / path).exists()}
     if listed.returncode or not tracked:
         pytest.skip("the sources are not under version control here")
-    assert {path for path in tracked if not path.startswith("cpp/tests/")} <= set(sdist[0])
+    assert {path for path in tracked if not path.startswith("cpp/tests/")} <= set(sdist)
     assert {
         "src/redblue/py.typed",
         "src/redblue/catalogue/memories.toml",
@@ -73,8 +83,7 @@ def test_the_sdist_holds_every_source(sdist):
     } <= tracked
 
 
-def test_metadata(sdist):
-    info = message_from_string(sdist[1])
+def test_metadata(info):
     assert info["Name"] == "redblue"
     assert info["License-Expression"] == "Apache-2.0"
     assert info.get_all("License-File") == ["LICENSE"]
@@ -83,17 +92,17 @@ def test_metadata(sdist):
     assert info["Version"] == metadata("redblue")["Version"]
 
 
-def test_users_need_no_framework(sdist):
+def test_users_need_no_framework(info):
     """Only extras install PyTorch, JAX, transformers and build tools."""
-    needs = [Requirement(text) for text in message_from_string(sdist[1]).get_all("Requires-Dist")]
+    needs = [Requirement(text) for text in info.get_all("Requires-Dist")]
     always = {need.name for need in needs if need.marker is None or "extra" not in str(need.marker)}
     assert "numpy" in always
     assert not always & {"torch", "triton", "jax", "transformers", "cmake", "nanobind", "pytest"}
 
 
-def test_extras_are_documented(sdist):
+def test_extras_are_documented(info):
     """The guide lists every extra for users, and every extra that the sources mention exists."""
-    extras = set(message_from_string(sdist[1]).get_all("Provides-Extra")) - {"dev", "docs"}
+    extras = set(info.get_all("Provides-Extra")) - {"dev", "docs"}
     guide = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", guide, flags=re.MULTILINE)) == extras
     mentioned = set()

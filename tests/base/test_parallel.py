@@ -11,6 +11,7 @@ import pytest
 
 from redblue.base import parallel
 from redblue.base.parallel import finish
+from support.examples import thorough
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -59,7 +60,7 @@ finish(wait, lambda index: {folder!r}, 2, {{}}, 2, lambda *_: None, lambda *_: N
 
 
 @linux_only
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+@pytest.mark.parametrize("how", [signal.SIGKILL, thorough(signal.SIGTERM)], ids=lambda how: how.name)
 def test_workers_end_with_their_parent(how, tmp_path):
     """Kill the parent of two workers that would work for ten minutes."""
     (tmp_path / "work.py").write_text(WORK.format(folder=str(tmp_path / "workers")))

@@ -11,7 +11,7 @@ from redblue import Mask
 from redblue.bounds.cover import Cover, cover, exact, kappas, steps_of, upper
 from redblue.bounds.degrees import sides
 from redblue.masks.storage.pair_lists import degrees, entries
-from support.examples import examples
+from support.examples import examples, thorough
 from support.mask_oracle import compositions
 from support.spaces import plane
 
@@ -93,7 +93,7 @@ def test_rows_that_share_little_cover_little():
     "mask",
     [
         Mask.sliding_window(256, 255),
-        Mask.sliding_window(256) | Mask.global_tokens([0, 5]),
+        thorough(Mask.sliding_window(256) | Mask.global_tokens([0, 5])),
         Mask.bigbird(64),
         Mask.documents([10_000] * 100),
     ],

@@ -23,8 +23,12 @@ from redblue.problem import DIRECTIONS
 from support.examples import examples, thorough
 from support.spaces import problems
 
-MASKS = [Mask.full(), Mask.causal(), Mask.sliding_window(3, 2, align="bottom-right"), thorough(Mask.sliding_window(16))]
-
+MASKS = [
+    Mask.full(),
+    thorough(Mask.causal()),
+    Mask.sliding_window(3, 2, align="bottom-right"),
+    thorough(Mask.sliding_window(16)),
+]
 
 GAPS = {"forward": 2.35, "backward": 1.85, "gradient_x": 4.4}  # tiny caches have the largest gaps
 

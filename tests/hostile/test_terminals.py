@@ -122,7 +122,7 @@ def test_drawn_names(folder, command, name, encoding, columns):
 
 @pytest.mark.thorough
 @given(st.sampled_from(COMMANDS), NAMES, st.sampled_from(ENCODINGS), st.sampled_from(COLUMNS))
-@examples(1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_many_drawn_names(folder, command, name, encoding, columns):
     check(folder, [argument.replace("{}", name) for argument in command], encoding, columns)
 

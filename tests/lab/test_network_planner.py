@@ -41,6 +41,7 @@ def test_the_pairs_of_all_processes_are_those_of_the_mask():
             assert sum(each.pairs) == 3 * 4 * mask.nnz(128, 128), (each.schedule, each.layout.grid)
 
 
+@pytest.mark.thorough
 def test_where_arithmetic_takes_longer_the_balanced_placement_is_chosen():
     problem = Problem(4096, 4096, 64, mask=Mask.causal(), dtype="float32")
     plan = rb.plan(problem, "4x gtx-1060 over nvlink-4")

@@ -10,7 +10,7 @@ from redblue.lab import counts
 from redblue.machine import MachineError, Tracing
 from redblue.machine.tracing import SPARE
 from redblue.pebble import COMPUTE, DELETE, LOAD, STORE, Game, IllegalMove, Rules, Unfinished, check, least_red
-from support.examples import examples
+from support.examples import examples, thorough
 from support.spaces import PASSES, covered, tile_edges
 
 EVERY_PASS = pytest.mark.parametrize(("schedule", "direction"), PASSES)
@@ -43,7 +43,7 @@ def test_larger_sizes(schedule, direction):
     agrees(schedule.name, Problem(size, size, 8, direction=direction, mask=mask), words=700)
 
 
-@pytest.mark.parametrize("name", ["flash", "small_cache"])
+@pytest.mark.parametrize("name", ["flash", thorough("small_cache")])
 def test_64_queries_and_keys_of_8_features(name):
     agrees(name, Problem(64, 64, 8), words=400)
 

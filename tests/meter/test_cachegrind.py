@@ -54,7 +54,7 @@ def test_a_copy_reads_its_lines_and_writes_them(line):
 @needs_valgrind
 @pytest.mark.parametrize("ways", [thorough(None), 4])
 @pytest.mark.parametrize(
-    ("stride", "misses"), [thorough(1, 2 * 4096 // 8), thorough(8, 2 * 4096 // 8), (64, 4096 // 64)]
+    ("stride", "misses"), [thorough(1, 2 * 4096 // 8), thorough(8, 2 * 4096 // 8), thorough(64, 4096 // 64)]
 )
 def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride, misses):
     level = cache(128, ways)
@@ -64,6 +64,7 @@ def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride
     assert near(found["read_miss_lines"], misses)
 
 
+@pytest.mark.thorough
 @needs_valgrind
 @pytest.mark.parametrize(
     ("n", "tile", "lines", "ways"), [thorough(48, 16, 160, None), thorough(96, 24, 128, None), (96, 24, 256, 8)]
@@ -120,6 +121,7 @@ def test_attention_moves_its_arrays_once_where_they_fit():
     assert found == type(found).from_json(found.to_json())
 
 
+@pytest.mark.thorough
 @needs_valgrind
 def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     problem = rb.Problem(128, 32, 64, dtype="float32")
@@ -151,6 +153,7 @@ def test_the_same_twice():
     assert first.parts == second.parts
 
 
+@pytest.mark.thorough
 @needs_valgrind
 @pytest.mark.parametrize(
     ("direction", "schedule"),

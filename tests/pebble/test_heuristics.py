@@ -9,7 +9,7 @@ import redblue as rb
 from redblue import RedblueError, pebble
 from redblue.pebble import Further, Rules, check, heuristic, heuristics, least_red
 from redblue.pebble.orders import orders
-from support.examples import examples
+from support.examples import examples, thorough
 from support.games import graphs, naive_game, rule_sets
 
 
@@ -33,9 +33,9 @@ def test_never_dearer_than_the_naive_game(graph, more):
 # From docs/lab/theory.md and arXiv 2506.10854: graph, rules, and the costs for increasing numbers of red pebbles.
 OPTIMA = [
     (pebble.fft_graph(4), "red-blue", [14, 11, 9, 8]),
-    (pebble.fft_graph(4), "partial", [19, 12, 10]),
+    thorough(pebble.fft_graph(4), "partial", [19, 12, 10]),
     (pebble.tree_graph(2, 2), "red-blue", [7, 5]),
-    (pebble.tree_graph(2, 3), "red-blue", [15, 11, 9]),
+    thorough(pebble.tree_graph(2, 3), "red-blue", [15, 11, 9]),
     (pebble.tree_graph(3, 2), "red-blue", [9 + 6 - 1]),
     (pebble.chain_graph(9), "one-shot", [2, 2]),
 ]
@@ -72,6 +72,7 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
         assert heuristic(graph, words, tries=0).cost < 1.1 * best
 
 
+@pytest.mark.thorough
 def test_large_graphs():
     graph = pebble.fft_graph(256)
     found = heuristic(graph, 18)  # 16 points, and two for a butterfly

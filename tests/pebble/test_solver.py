@@ -76,6 +76,7 @@ def test_published_optima(graph, rules, costs):
     assert {red: optimum(graph, red, rules) for red in costs} == costs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("graph", "rules", "costs"),
     [

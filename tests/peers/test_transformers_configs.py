@@ -190,6 +190,7 @@ def test_fixtures_that_deviate_do(name):
     assert ours(model(CONFIGS / f"{name}.json")) != theirs(config)
 
 
+@pytest.mark.thorough
 def test_class_defaults_agree_or_are_refused_by_name(defaults, read_defaults):
     counts = Counter(type(found).__name__ for found in read_defaults.values())
     assert counts["Model"] > 450
@@ -208,6 +209,7 @@ def test_class_defaults_agree_or_are_refused_by_name(defaults, read_defaults):
     assert not wrong
 
 
+@pytest.mark.thorough
 def test_latent_attention_has_both_parts_of_the_head(defaults, read_defaults):
     for kind in (kind for kind, reason in DEVIATIONS.items() if reason == MLA):
         text, found = defaults[kind].get_text_config(), read_defaults[kind]
@@ -221,6 +223,7 @@ def test_latent_attention_has_both_parts_of_the_head(defaults, read_defaults):
 NOT_CAUSAL = {"bert-generation"}
 
 
+@pytest.mark.thorough
 def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
     causal, masked = (
         set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
@@ -237,6 +240,7 @@ def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
     assert checked > 100
 
 
+@pytest.mark.thorough
 def test_a_field_left_out_is_taken_as_transformers_takes_it_or_asked_for(defaults, read_defaults, tmp_path):
     """LEFT_OUT lists fields that a class fills in differently than redblue would."""
     compared, wrong = 0, []

@@ -15,6 +15,7 @@ from redblue.machine.errors import CapacityError
 from redblue.schedules import network
 from redblue.schedules.network import Grid, closed_form
 from redblue.schedules.network.placement import contiguous, striped, zigzag
+from support.examples import thorough
 
 N = 19
 RANDOM = np.random.default_rng(0)
@@ -48,7 +49,7 @@ def layouts(processes, placement="contiguous", **options):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, thorough(6)])
 def test_results_are_those_of_one_process(processes, mask):
     placement = {1: "contiguous", 2: "zigzag", 3: "striped", 4: "zigzag", 6: "contiguous"}[processes]
     kv_heads = {1: 4, 2: 1, 3: 2, 4: 2, 6: 4}[processes]
@@ -72,7 +73,7 @@ def test_results_are_those_of_one_process(processes, mask):
 
 
 @pytest.mark.parametrize("placement", ["contiguous", "zigzag", "striped"])
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 5, 8, 12])
+@pytest.mark.parametrize("processes", [1, 2, 3, thorough(4), 5, 8, thorough(12)])
 def test_closed_forms_equal_counts(processes, placement):
     for kv_heads in (1, 2, 4):
         for each in layouts(processes, placement, kv_heads=kv_heads, n_q=17):

@@ -43,6 +43,7 @@ def ran(program=PROGRAM, **variables):
     return ast.literal_eval(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two CPUs"
 )

@@ -41,6 +41,7 @@ def test_gradcheck(schedule):
     assert torch.autograd.gradcheck(call, (q, k, v), fast_mode=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised within opcheck
 def test_opcheck():
     q, k, v, alibi = normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 3), slopes(2, 4)

@@ -65,6 +65,7 @@ def test_one_tensor_as_q_k_and_v_with_marked_dynamic_length(backend):
     assert counter.frame_count == 1
 
 
+@pytest.mark.thorough
 def test_dynamic_shapes_bias_sinks_groups_and_broadcasting():
     counter = counting("aot_eager")
     compiled = torch.compile(with_everything, fullgraph=True, dynamic=True, backend=counter)

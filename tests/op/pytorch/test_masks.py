@@ -64,6 +64,7 @@ def test_dropout_drops_the_same_pairs_whatever_the_kernel(gathers):
         check_close(x, y)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised within opcheck
 def test_opcheck():
     q, k, v = normal(2, 4, 7, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 3)

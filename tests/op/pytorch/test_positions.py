@@ -120,6 +120,7 @@ def test_vmap_and_gradients_within(in_dims):
             check_close(x[i], y)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised within opcheck
 def test_opcheck():
     (q, k, v, dout), options = tensors(block("strided", "strided"))

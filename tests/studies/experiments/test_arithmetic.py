@@ -15,6 +15,7 @@ from redblue.studies import experiments
 from redblue.studies.experiments import approximate, compression
 
 
+@pytest.mark.thorough
 def test_compression_decodes_all_phases_and_counts_below_the_standard_bound(tmp_path):
     result = experiments.run("compression", out=tmp_path, quick=True, jobs=1)
     runs, large = compression.split(result.rows)
@@ -68,6 +69,7 @@ def test_no_length_where_nothing_fits():
     assert approximate.length(64, 128, 2) is None
 
 
+@pytest.mark.thorough
 def test_the_degree_needed_is_the_first_that_stays_within_the_tolerance(tmp_path):
     rows = approximate.measure({"scores": "Gaussian"}) + approximate.measure({"machine": "t4"})
     found = approximate.needed(rows, 2**-8)["Gaussian"]

@@ -57,24 +57,24 @@ def test_a_run_writes_data_figures_and_page(tmp_path):
 
 def test_a_stopped_experiment_goes_on(tmp_path, measured):
     with pytest.raises(Stop):
-        experiments.run("sparse", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
-    kept = journal_path(tmp_path / "sparse.json")
+        experiments.run("regimes", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
+    kept = journal_path(tmp_path / "regimes.json")
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
-    result = experiments.run("sparse", out=tmp_path, quick=True, jobs=1)
-    assert measured == sparse.points(True)  # each once
+    result = experiments.run("regimes", out=tmp_path, quick=True, jobs=1)
+    assert measured == regimes.points(True)  # each once
     assert not kept.exists()
-    assert result.rows == [row for point in sparse.points(True) for row in sparse.measure(point)]
+    assert result.rows == [row for point in regimes.points(True) for row in regimes.measure(point)]
 
 
 @pytest.mark.thorough
 def test_points_of_another_run_are_not_continued(tmp_path, measured):
     with pytest.raises(Stop):
-        experiments.run("sparse", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
+        experiments.run("regimes", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))
     with pytest.raises(RedblueError, match=r"holds another experiment, which differs in points.*--restart"):
-        experiments.run("sparse", out=tmp_path, jobs=1)
+        experiments.run("regimes", out=tmp_path, jobs=1)
     assert len(measured) == 1
-    experiments.run("sparse", out=tmp_path, quick=True, jobs=1, restart=True)
-    assert measured == [sparse.points(True)[0], *sparse.points(True)]
+    experiments.run("regimes", out=tmp_path, quick=True, jobs=1, restart=True)
+    assert measured == [regimes.points(True)[0], *regimes.points(True)]
 
 
 @pytest.mark.parametrize("content", ["my notes", "[1]", '{"experiment": "crossing"}', '{"experiment": "sparse"}'])
@@ -211,6 +211,7 @@ def test_the_gpu_experiments_requests_and_figure(tmp_path, monkeypatch):
     assert len(gpu.findings(rows)) == 2
 
 
+@pytest.mark.thorough
 def test_no_mask_is_below_its_bound_and_an_index_costs_its_words():
     rows = [row for point in sparse.points(True) for row in sparse.measure(point)]
     assert {row["format"] for row in rows} == {"rule", "bits", "tiles", "csr", "coo"}

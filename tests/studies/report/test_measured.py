@@ -273,6 +273,7 @@ def test_an_interrupt_stops_the_report(monkeypatch):
         collect([model(Problem(64, 64, 16))], [HERE], measure=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), thorough(("--no-measure",))], ids=repr)
 def test_the_command_measures_unless_told_not_to(monkeypatch, tmp_path, options):
     monkeypatch.setattr("redblue.catalogue.memories.this_machine", lambda *_: HERE)

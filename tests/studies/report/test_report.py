@@ -30,8 +30,24 @@ EVIL = "<script>alert(1)</script>"
 
 
 def model(name="toy", direction="forward", **sizes):
-    problem = rb.Problem(96, 96, 16, heads=4, kv_heads=2, mask=rb.Mask.causal(), direction=direction, **sizes)
+    problem = rb.Problem(48, 48, 8, heads=4, kv_heads=2, mask=rb.Mask.causal(), direction=direction, **sizes)
     return Model(name, name.title(), (Layers("attention", 3, problem),), "made up", ("a note of the model",))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def curves_computed_once():
+    """Keep every curve for later reports of the same problem and machines; a curve takes a second."""
+    kept = {}
+
+    def kept_curve(problem, memories):
+        key = repr((problem, memories))
+        if key not in kept:
+            kept[key] = curve(problem, memories)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redblue.studies.report.data.curve", kept_curve)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -341,21 +357,21 @@ def test_every_schedule_has_a_look_of_its_own():
         assert len({look.shape for look in looks}) == len({look.light for look in looks}) == len(looks)
 
 
-def test_results_of_experiments_are_shown_with_what_made_them(tmp_path):
+def test_results_of_experiments_are_shown_with_what_made_them(page, tmp_path):
     result = experiments.run("figure-2022", out=tmp_path)
     report = collect([model()], [TINY], results=[result])
-    page = render(report)
-    seen = Seen(page)
+    shown = render(report)
+    seen = Seen(shown)
     assert {"class": "drawn", "data-result": "figure-2022"}.items() <= next(
         attributes for tag, attributes in seen.tags if attributes.get("data-result")
     ).items()
     for text in (result.command, result.machine, result.date, result.findings[0]):
         assert text in seen.text
-    specs = json.loads(re.search(r'id="charts">(.*?)</script>', page, flags=re.DOTALL)[1])["results"]
+    specs = json.loads(re.search(r'id="charts">(.*?)</script>', shown, flags=re.DOTALL)[1])["results"]
     assert list(specs) == ["figure-2022"]
     assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")
     assert report.to_dict()["results"][0]["command"] == result.command
-    assert 'data-result="' not in render(collect([model()], [TINY]))
+    assert 'data-result="' not in page
 
 
 @pytest.mark.parametrize(("checks", "says"), [([1], "The only check passed:"), ([1, 2], "All 2 checks passed:")])

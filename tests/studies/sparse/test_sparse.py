@@ -118,6 +118,7 @@ def test_the_table_says_what_is_proved():
     assert "Left out: format blocks" in text
 
 
+@pytest.mark.thorough
 def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)
     comparison = study.compare(problem, (60, 200))

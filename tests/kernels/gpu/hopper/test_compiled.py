@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 
+from support.examples import thorough
+
 COMPILE = """
 import json, re, sys
 from redblue.kernels.cpu.call import Sizes
@@ -47,12 +49,12 @@ def compiled(d, first, end):
 @pytest.mark.parametrize(
     ("d", "first", "end"),
     [
-        *(pytest.param(d, None, None, marks=pytest.mark.thorough) for d in (64, 128)),
-        *(
-            pytest.param(d, *band, marks=pytest.mark.thorough)
-            for d in (64, 128, 256)
-            for band in ((None, 1), (-1000, 1))
-        ),
+        thorough(64, None, None),
+        thorough(64, None, 1),
+        thorough(128, None, None),
+        thorough(128, -1000, 1),
+        thorough(256, None, 1),
+        thorough(256, -1000, 1),
     ],
 )
 def test_products_run_beside_exponentials(d, first, end):

@@ -49,6 +49,12 @@ def test_a_cpu_is_no_card():
         card_named("zen5-server")
 
 
+HEADS = {  # d and d_v
+    "float16": ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)),
+    "float32": ((40, 40), (192, 128), (512, 512)),
+}
+
+
 @pytest.mark.parametrize(
     "options", [PlanOptions(), PlanOptions(True, True, True, False), PlanOptions(listed=True)], ids=str
 )
@@ -57,7 +63,7 @@ def test_a_cpu_is_no_card():
 @pytest.mark.parametrize("name", CARDS)
 def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
     card = CARDS[name]
-    for d, d_v in ((16, 16), (40, 40), (80, 128), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512)):
+    for d, d_v in HEADS[dtype]:
         sizes = sizes_of(d, d_v)
         launches = ()
         with contextlib.suppress(Unplanned):  # flash does not cover every case
