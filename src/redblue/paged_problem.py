@@ -19,7 +19,7 @@ from redblue.masks.patterns.band import Band
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 
-MAX_ROWS = 2**24  # rows of one stream, because closed forms sum over its blocks of rows
+MAX_ROWS = 2**24  # rows of one stream: closed forms sum over its blocks of rows, one by one
 MAX_PAGES = 2**20  # entries of all tables
 MAX_PRODUCTS = 2**58  # rows x longest keys x d: counts fit 64-bit integers
 
@@ -31,15 +31,18 @@ class PagedProblem:
     Sequence b has queries[b] queries and keys[b] keys. Its key j lies in page table[b][j // page], row j % page. Each
     page holds `page` keys and values of `kv_heads` heads. Sequences share a page if their tables name the same one.
 
-    table: for each sequence its pages, whole numbers of at least 0; None: no two entries name the same page. Entries
-    beyond keys[b] are dropped. v_in_k: V is the first d_v features of K, as in multi-head latent attention, so a row of
-    a page has d words instead of d + d_v. mask: full, or a causal mask or window with align="bottom-right", which holds
-    in each sequence (default: causal). dtype: the number type, one of the names in BYTES_PER_WORD; an entry of the
-    table counts as one word, too.
+    d: features of a query and of a key. d_v: features of a value and of an output; `d` by default.
+    heads, kv_heads: query heads, and key/value heads, which are `heads` by default.
+    table: the page numbers of each sequence, whole numbers of at least 0. Entries that keys[b] does not need are
+        dropped. None: every sequence has pages of its own.
+    v_in_k: V is the first d_v features of K, as in multi-head latent attention, so a row of a page has d words instead
+        of d + d_v.
+    dtype: the number type, one of the names in BYTES_PER_WORD. An entry of the table counts as one word, too.
+    mask: full, or a causal mask or window with align="bottom-right"; causal by default. It applies in each sequence.
 
     Raises RedblueError, which names the argument, for values that do not fit each other and for sizes too large to
-    count: more than 2^20 entries in all tables, more than 2^24 rows per key/value head, or rows times longest keys
-    times d above 2^58.
+    count: more than 2^20 entries in all tables, more than 2^24 rows per key/value head, or a product of these rows, the
+    longest keys and d (or d_v, if larger) above 2^58.
     """
 
     queries: Sequence[int]
@@ -59,8 +62,8 @@ class PagedProblem:
             object.__setattr__(self, name, tuple(numbers(name, getattr(self, name)).array.tolist()))
         if not self.keys or len(self.queries) != len(self.keys):
             raise RedblueError(
-                "queries and keys must have one entry for each sequence, of which there is at least one, got "
-                f"{len(self.queries)} and {len(self.keys)}"
+                "queries and keys must be lists of one length, with an entry for each sequence and at least one "
+                f"sequence; got lengths {len(self.queries)} and {len(self.keys)}"
             )
         if self.d_v is None:
             object.__setattr__(self, "d_v", self.d)
@@ -80,8 +83,8 @@ class PagedProblem:
         if self.n_q > MAX_ROWS or self.n_q * self.n_k * max(self.d, self.d_v) > MAX_PRODUCTS:
             raise RedblueError(
                 f"{self.n_q:,} rows (queries times query heads per key/value head), {self.n_k:,} keys and d = "
-                f"{self.d:,} are too many to count: rows must be at most {MAX_ROWS:,}, and rows x keys x d at most "
-                f"{MAX_PRODUCTS:,}"
+                f"{self.d:,} are too many to count: give at most {MAX_ROWS:,} rows, and at most {MAX_PRODUCTS:,} for "
+                "rows x keys x d (or d_v, if larger)"
             )
         object.__setattr__(self, "table", self._checked_table())
 
@@ -120,12 +123,14 @@ class PagedProblem:
     def of(cls, problem: Problem, page: int, prefix: int = 0, v_in_k: bool = False) -> PagedProblem:
         """Return a problem's batch as sequences whose keys lie in pages.
 
-        prefix: keys that all sequences share from their start; their full pages are the same. The mask must count from
-        the last query and key, unless it is full. Raises RedblueError.
+        page: keys per page. prefix: number of first keys that all sequences share; pages that hold only such keys are
+        shared. v_in_k: as in PagedProblem.
+        Raises RedblueError for another direction than forward, for more than 2^20 pages, and as PagedProblem does, for
+        example for a mask that is neither full nor aligned "bottom-right".
         """
         if not isinstance(problem, Problem) or problem.direction != "forward":
             raise RedblueError(
-                f"problem must be a forward Problem: paged attention has no other direction, got {problem!r}"
+                f'problem must be a Problem with direction="forward", the only one of paged attention; got {problem!r}'
             )
         page, prefix = whole_number("page", page), whole_number("prefix", prefix, 0, problem.n_k)
         shared, each = prefix // page, -(-problem.n_k // page)
@@ -160,7 +165,7 @@ class PagedProblem:
 
     @property
     def n_q(self) -> int:
-        """Rows of one stream: the queries of all sequences, for each query head of a key/value head."""
+        """Rows of one stream: the queries of all sequences times the query heads per key/value head."""
         return self.group * sum(self.queries)
 
     @property
@@ -171,8 +176,8 @@ class PagedProblem:
     def one_stream(self) -> PagedProblem:
         """Return the problem of one key/value head, which a schedule runs once per head.
 
-        Its pages are numbered from 0, and its sequences ordered by their shareable pages: sequences that share pages
-        from their start are neighbours. Neither changes the words of a schedule.
+        The stream numbers its pages from 0. It orders its sequences by their shareable pages, so that sequences with
+        the same first pages are neighbours. Neither changes the words of a schedule.
         """
         return self._stream
 
@@ -199,7 +204,7 @@ class PagedProblem:
 
     @property
     def cells(self) -> int:
-        """Rows of all pages, up to the largest number of a page."""
+        """Rows of all pages from 0 to the largest page number in the table."""
         return self.page * (1 + max((max(row, default=-1) for row in self.table), default=-1))
 
     @property
@@ -234,7 +239,7 @@ class PagedProblem:
 
     @cached_property
     def used_rows(self) -> dict[int, list[tuple[int, int]]]:
-        """For each page of which some query attends a row, its attended rows: disjoint ranges (first, stop)."""
+        """The attended rows of each page, as disjoint ranges (first, stop), for pages with at least one such row."""
         ranges: dict[int, set[tuple[int, int]]] = {}
         for b, row in enumerate(self.table):
             for keys in self.band(b).cols_of(range(self.group * self.queries[b])):

@@ -19,15 +19,19 @@ class Problem:
 
     Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v).
 
+    d_v, kv_heads: `d` and `heads` by default. With fewer key/value heads, consecutive query heads share one.
+    mask: the pairs that attend; all by default.
     direction: "forward" produces O (batch, heads, n_q, d_v) and the log-sum-exp, lse (batch, heads, n_q). "backward"
         reads Q, K, V, O, lse and dO, and produces dQ, dK and dV. "gradient_x" is the problem of arXiv 2410.09397: the
         gradient of 1/2 || softmax(A1 X A2^T / d) A3 Y - E ||^2 with respect to X (d, d), where A1 and E have n_q rows,
         A2 and A3 have n_k rows, and Y is (d, d_v). Each head has its own weights X and Y.
     dtype: the number type, one of the names in BYTES_PER_WORD.
 
-    Raises RedblueError, which names the argument, in these cases: a size is below 1 or above 2^60; n_q times heads /
-    kv_heads is above 2^60; `heads` is not a multiple of `kv_heads` (for gradient_x, not equal to `kv_heads`); the dtype
-    or the direction is unknown; the mask does not fit n_q and n_k.
+    Raises RedblueError, which names the argument, in these cases:
+    - a size is below 1 or above 2^60, or n_q times heads / kv_heads is above 2^60;
+    - `heads` is not a multiple of `kv_heads` (for gradient_x, not equal to `kv_heads`);
+    - the dtype or the direction is unknown;
+    - the mask does not fit n_q and n_k.
     """
 
     n_q: int

@@ -284,7 +284,7 @@ def test_cutting_keys_into_pieces_costs_little():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"queries": [1]}, "queries and keys must have one entry for each sequence, .* got 1 and 2"),
+        ({"queries": [1]}, "queries and keys must be lists of one length, .* got lengths 1 and 2"),
         ({"queries": [], "keys": []}, "at least one, got 0 and 0"),
         ({"keys": [8, -1]}, r"keys\[1\] must be at least 0, got -1"),
         ({"keys": [8.0, 1]}, "keys must be a list of whole numbers"),
