@@ -144,7 +144,7 @@ def test_a_file_that_came_in_the_meantime_is_kept(tmp_path):
 def test_a_mark_elsewhere_in_a_file_does_not_make_it_redblues(tmp_path):
     path = tmp_path / "game.jsonl"
     path.write_text('my notes on {"format": "redblue pebble game"')
-    with pytest.raises(RedblueError, match="is not redblue's own of this kind"):
+    with pytest.raises(RedblueError, match="is not a file of this kind that redblue wrote"):
         pebble.save_game(path, GRAPH, MOVES, 2)
 
 

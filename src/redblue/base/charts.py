@@ -14,9 +14,9 @@ from redblue.base.style import standalone_config
 
 SUFFIXES = (".svg", ".png", ".html")
 TAG = re.compile(r"<[^>]*>")
-# Attributes that Vega writes at every mark and that do not change the picture, and the attributes that hold coordinates
+# Attributes that Vega writes and that do not change the picture
 NEEDLESS = re.compile(r' (?:aria-[\w-]+|role|class|pointer-events)="[^"]*"| (?:fill-|stroke-)?opacity="1"')
-STROKE_WIDTH = re.compile(r' stroke-width="[^"]*"')
+STROKE_WIDTH = re.compile(r' stroke-width="[^"]*"')  # changes nothing in an element without a stroke
 COORDINATES = re.compile(r' (?:d|transform)="[^"]*"')
 DECIMALS = re.compile(r"\d+\.\d{2,}")
 
@@ -42,12 +42,12 @@ def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Pa
 
 
 def small_svg(spec: dict[str, Any]) -> str:
-    """The figure as SVG without needless attributes, and with coordinates rounded to a tenth of a pixel."""
+    """Return the figure as SVG without needless attributes, with coordinates rounded to a tenth of a pixel."""
     return TAG.sub(lambda tag: _shortened(tag[0]), vl_convert.vegalite_to_svg(spec))
 
 
 def _shortened(tag: str) -> str:
-    """The tag of an SVG element, drawn alike in fewer characters."""
+    """Shorten the tag of an SVG element without a visible change of the picture."""
     tag = NEEDLESS.sub("", tag)
     if " stroke=" not in tag:
         tag = STROKE_WIDTH.sub("", tag)

@@ -11,7 +11,7 @@ from redblue.base.text import quoted
 class RedblueError(ValueError):
     """Bad input: the message says what was given, what is allowed and what to do.
 
-    The command line prints it and exits with code 2; everything else is a bug.
+    The command line prints the message and exits with code 2. Any other exception is a bug.
     """
 
 

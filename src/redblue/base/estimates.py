@@ -21,9 +21,8 @@ UNPRINTED = 10**18  # larger estimates are not worth their digits
 def check_fits(what: str, bytes: float, seconds: float = 0.0) -> None:
     """Raise RedblueError if `bytes` bytes of memory are more than this machine has available; announce long work.
 
-    what: the work that needs them, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
-    bytes, seconds: estimates made before the work, of which only the order of magnitude must be right; infinity is
-    allowed.
+    what: the work, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
+    bytes, seconds: estimates of the work's memory and time. An order of magnitude is enough; infinity is allowed.
     If the system does not say how much memory is available, only estimates of an exabyte or more are refused.
     """
     available = available_bytes()

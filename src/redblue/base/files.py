@@ -34,7 +34,7 @@ class Target:
     """A checked place to write to.
 
     path: a file's place, with links followed. suffix: the type of the file. stream: the number of an open file, or the
-    path of a device or FIFO, that is written to; None for a regular file. force, mark: as for `check_target`.
+    path of a device or FIFO; None for a regular file. force, mark: as for `check_target`.
     """
 
     path: Path
@@ -69,8 +69,9 @@ def check_target(
 ) -> Target:
     """Check, before the work, that a file can be written at `path`. Raises RedblueError, which says why not.
 
-    suffixes: the file types that the caller can write, such as ".csv"; the first is that of streams; "" allows any.
-    force: an existing file may be replaced. mark: redblue's own files of this kind begin so, and may be replaced, too.
+    suffixes: the file types that the caller can write, such as ".csv"; "" allows any. A stream gets the first of them.
+    force: an existing file may be replaced. mark: the first bytes of redblue's own files of this kind, which may always
+    be replaced.
     """
     named = as_path(path)
     with _plain_errors(path, OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
@@ -83,7 +84,7 @@ def check_target(
         target = named.resolve() if named.is_symlink() else named
         suffix = named.suffix.lower()
         if suffix not in suffixes and "" not in suffixes:
-            raise RedblueError(f"cannot tell what to write to {path}: its name must end in {', '.join(suffixes)}")
+            raise RedblueError(f"cannot write {path}: the end of its name must be one of {', '.join(suffixes)}")
         if target.is_dir() or not target.parent.is_dir():
             reason = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
             raise RedblueError(f"cannot write {path}: {reason}; name a file in a folder that exists")
@@ -117,7 +118,7 @@ def replace_whole(target: Path, save: Callable[[Path], object]) -> None:
     with _plain_errors(target, OSError), tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
         save(draft := Path(folder, target.name))
         if old := _status(target):
-            with contextlib.suppress(AttributeError, PermissionError):  # Windows; a file of somebody else's
+            with contextlib.suppress(AttributeError, PermissionError):  # no chown on Windows; no right to it
                 os.chown(draft, old.st_uid, old.st_gid)
             os.chmod(draft, stat.S_IMODE(old.st_mode))
         with draft.open("rb") as file:
@@ -133,7 +134,7 @@ def _refuse_foreign(target: Path, force: bool, mark: bytes | None) -> None:
         with target.open("rb") as file:
             if file.read(len(mark)) == mark:
                 return
-    foreign = "" if mark is None else " and is not redblue's own of this kind"
+    foreign = "" if mark is None else " and is not a file of this kind that redblue wrote"
     raise RedblueError(f"{target} exists{foreign}: name another file, or replace it with --force (force=True)")
 
 

@@ -38,12 +38,12 @@ class Journal:
     """The finished points of one sweep or experiment, by index. Close it, or use it in a `with` statement.
 
     kind: "sweep" or "experiment". identity: everything that decides the rows, as plain data. size: the number of
-    points. restart: discard the points of an earlier run. columns: the keys that all rows have; the header stores them
-    once. None stores each row with its keys.
+    points. restart: discard the points of an earlier run; a file that is no journal is never discarded. columns: the
+    keys that all rows have, which the header then stores once; None stores each row with its keys.
 
-    Raises RedblueError for a file that is no journal; for the journal of other work or of another version; for one
-    that is damaged before its last line; and for one that another process is writing. None of these files is changed.
-    `restart` discards journals, and only journals.
+    Raises RedblueError, and leaves the file unchanged, in these cases:
+    - the file is no journal, or another process is writing it;
+    - unless `restart`: the journal belongs to other work or another version, or is damaged before its last line.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Journal:
         if entry != header:
             raise RedblueError(
                 f"{self.path} holds another {self.kind}, which differs in {', '.join(_differences(entry, header))}: "
-                f"repeat that one, or name another output; {REMEDY}"
+                f"give the arguments of that {self.kind} to continue it, or name another output; {REMEDY}"
             )
 
     def _load_point(self, line: bytes) -> bool:
@@ -160,8 +160,8 @@ class Journal:
 
     def _unwritable(self, reason: str) -> RedblueError:
         return RedblueError(
-            f"cannot write {self.path}: {reason}. The points that it keeps stay there: make room, and repeat the "
-            f"{self.kind} to go on from them"
+            f"cannot write {self.path}: {reason}. The file keeps the points finished so far: make room, and start the "
+            f"{self.kind} again, which continues from these points"
         )
 
     def add(self, index: int, rows: Sequence[Row]) -> None:

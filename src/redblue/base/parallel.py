@@ -25,7 +25,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 ALONE_SECONDS = 1.0  # seconds that this process works alone before it starts a pool; starting one takes about as long
-WORKERS_PER_CORE = 4  # most processes per core, whatever `jobs` asks for: more only take memory
+WORKERS_PER_CORE = 4  # limit of processes, even if `jobs` is larger: further processes take memory and no time off
 PARENT_SECONDS = 0.5  # interval at which a worker checks whether its parent is alive
 CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 
@@ -45,8 +45,8 @@ def finish(
     point(index): makes a point.
     done: results by index, such as those of an earlier run.
     jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
-    `joblib.parallel_config` sets. There are never more of them than points, nor than WORKERS_PER_CORE per core of this
-    machine; they end with this process, even if it is killed.
+    `joblib.parallel_config` sets. On this machine, the number is limited to the number of points and to
+    WORKERS_PER_CORE per core. The processes end with this process, even if it is killed.
     keep(index, result): called for each new result, in the order in which the results arrive.
     progress(done, total): called at the start and after each point.
     Raises RedblueError for an invalid number of jobs.
@@ -106,7 +106,7 @@ def _results(
 
 
 def _workers(backend: Any, wanted: int, points: int) -> int:
-    """Limit the number of workers; a cluster's number is its own."""
+    """Return the number of workers to start: limited on this machine, and as `wanted` on a cluster."""
     if not isinstance(backend, tuple(BACKENDS[name] for name in ("loky", "multiprocessing", "threading"))):
         return wanted
     return min(backend.effective_n_jobs(wanted), points, WORKERS_PER_CORE * joblib.cpu_count())
@@ -137,7 +137,7 @@ def _interrupts_held() -> Generator[None, None, None]:
         yield
         return
     for tracker in (multiprocessing.resource_tracker, loky_tracker):
-        tracker.ensure_running()  # starting a tracker resets the signal mask, so start both before it is set
+        tracker.ensure_running()  # this resets the signal mask, so both start before SIGINT is blocked
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -16,7 +16,7 @@ from redblue.base.terminal import console, message, visible
 
 INTERRUPTED = 130  # the exit status that a shell reports for a command that Ctrl-C stopped
 THREAD = "redblue progress"
-FIRST_SECONDS, MAX_SECONDS = 5.0, 60.0  # until the first line, and between two lines; the time doubles in between
+FIRST_SECONDS, MAX_SECONDS = 5.0, 60.0  # the first interval between lines, which then doubles, and the longest one
 
 # move(done, total) or move(done, total, label): advance the bar, and rename it if a label is given.
 Move = Callable[..., None]

@@ -88,8 +88,7 @@ def table(
 ) -> StackingTable:
     """Return an empty table: left-aligned columns, which may wrap, then right-aligned columns, which may not.
 
-    left, right: the headings of the columns. If all cells of a column have a line for each line of its heading, the
-    lines of the heading are the labels of these lines.
+    left, right: the headings of the columns. A heading may have several lines: line i then names line i of each cell.
     """
     result = StackingTable(box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
     result.title = None if title is None else Text(visible(title), style="bold")
@@ -102,7 +101,7 @@ def table(
 
 
 class StackingTable(Table):
-    """A table that prints its rows one below the other, a line for each cell, where it is too narrow to stay readable.
+    """A table for terminals of any width: where columns do not fit side by side, each cell gets a line of its own.
 
     No cell is cut at any width.
     """
@@ -174,7 +173,7 @@ def _lines(cell: Text) -> Sequence[Text]:
 
 
 def _labels(heading: Text, cells: Sequence[Text]) -> list[Text]:
-    """The label of each line of a cell: a heading that has more lines than any cell becomes a single label."""
+    """Return a label for each line of a cell: the lines of the heading, or one label if no cell has that many lines."""
     lines = _lines(heading)
     if len(lines) > max((len(_lines(cell)) for cell in cells), default=0):
         lines = [Text(" ".join(line.plain for line in lines))]

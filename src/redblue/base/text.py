@@ -23,7 +23,7 @@ def amount(number: float | None) -> str:
 
 
 def capacity(size_bytes: int | None) -> str:
-    """Format the size of a memory: in binary units if it is a whole number of quarter units, else in decimal units."""
+    """Format the size of a memory: in binary units if a multiple of 0.25 units, as in 1.25 MiB, else in decimal."""
     if size_bytes is None:
         return "-"
     for power, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -38,7 +38,7 @@ def ratio(number: float | None) -> str:
 
 
 def nesting_text(nesting: float | None) -> str:
-    """Format, as a remark, the factor by which nested tiles raise the words moved; empty if it is at most 1.05."""
+    """Format a remark: the words of nested tiles over the words of the best tiles; empty up to a ratio of 1.05."""
     return f" (nesting: {nesting:.2f} x the words)" if nesting and nesting > 1.05 else ""
 
 

@@ -95,7 +95,7 @@ def test_a_full_disk_is_reported_and_kept_points_stay(tmp_path, monkeypatch):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     path = tmp_path / "r.csv"
     assert done.returncode == 2, done.stderr
-    assert "error: cannot write r.csv.partial.jsonl: the disk is full. The points that it keeps stay" in done.stderr
+    assert "error: cannot write r.csv.partial.jsonl: the disk is full. The file keeps the points" in done.stderr
     assert "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == [journal_path(path).name]
     assert len(journal_path(path).read_bytes()) == 6000
@@ -113,7 +113,7 @@ def test_a_failed_write_is_reported(interrupted, expected):
 
     with open_journal(interrupted, sweep.make_sweep(SMALL)) as opened:
         real, opened._file = opened._file, Full()
-        with pytest.raises(RedblueError, match=r"No space left on device\. The points that it keeps stay there"):
+        with pytest.raises(RedblueError, match=r"No space left on device\. The file keeps the points finished so far"):
             opened.add(5, expected[:1])
         opened._file = real
     assert sweep.run(SMALL, output=interrupted, jobs=1) == expected
