@@ -14,13 +14,9 @@ from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.one_pass import STAGES, TILES
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.schedules.flash_onepass import BackwardTiles
-from support.gluon_model import BANDS, ModelError, run_kernel
+from support.gluon_model import BANDS, ModelError, kernel_source, run_kernel
 
-FOLDER = Path(hopper.__file__).parent
-FUTURE = "from __future__ import annotations\n"
-SOURCE = "\n".join(
-    (FOLDER / f"{name}.py").read_text().replace(FUTURE, "") for name in ("key_blocks", "backward_kernel")
-)
+SOURCE = kernel_source(Path(hopper.__file__).with_name("backward_kernel.py"))
 
 
 def exact(q, k, v, dout, first, end):

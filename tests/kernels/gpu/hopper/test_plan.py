@@ -17,11 +17,11 @@ from redblue.kernels.gpu.planning import hopper as planning_hopper
 from redblue.kernels.gpu.planning.by_gluon import LEAST_ROWS, Settings, choices, settings
 from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
-from support.gluon_model import run_kernel
+from support.gluon_model import kernel_source, run_kernel
 from support.gpu import check_forward, interpreted_only
 
 pytestmark = interpreted_only
-SOURCE = Path(hopper.__file__).with_name("kernel.py").read_text()
+SOURCE = kernel_source(Path(hopper.__file__).with_name("forward_kernel.py"))
 PLAIN = PlanOptions(by_gluon="full")
 
 

@@ -10,9 +10,9 @@ pytest.importorskip("triton.experimental.gluon")
 
 from redblue.kernels.gpu.hopper import forward as hopper
 from redblue.kernels.gpu.hopper.forward import Settings, prepare
-from support.gluon_model import BANDS, ModelError, run_kernel
+from support.gluon_model import BANDS, ModelError, kernel_source, run_kernel
 
-SOURCE = Path(hopper.__file__).with_name("kernel.py").read_text()
+SOURCE = kernel_source(Path(hopper.__file__).with_name("forward_kernel.py"))
 
 
 def attend(q, k, v, first, end, settings, multiprocessors=3, source=SOURCE, seed=0):

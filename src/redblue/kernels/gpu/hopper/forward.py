@@ -1,4 +1,4 @@
-"""The schedule `flash`, forward, on Hopper GPUs: launches the Gluon kernel of kernel.py."""
+"""The schedule `flash`, forward, on Hopper GPUs: launches the Gluon kernel of forward_kernel.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.gpu.hopper.kernel import hopper_forward
+from redblue.kernels.gpu.hopper.forward_kernel import hopper_forward
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded
 
@@ -37,7 +37,7 @@ def prepare(
     end: int | None,
     chosen: Settings,
 ) -> Run:
-    """The launch that writes out and lse."""
+    """The launch that writes `out` and `lse`."""
     (batch, heads, n_q, d), (kv_heads, n_k), d_v = q.shape, k.shape[1:3], v.shape[3]
     unattended = min(n_k - 1, max(0, first or 0))  # keys that no query attends may hold NaN, so they are not loaded
     first, end = (None if edge is None else edge - unattended for edge in (first, end))

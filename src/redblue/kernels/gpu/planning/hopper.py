@@ -9,7 +9,7 @@ from redblue.kernels.gpu.scores import INTERPRETED
 from redblue.kernels.gpu.versions import has_descriptors
 
 HOPPER = 90  # later architectures multiply in tensor memory
-KERNELS = ("redblue.kernels.gpu.hopper.kernel", "redblue.kernels.gpu.hopper.backward_kernel")
+KERNELS = ("redblue.kernels.gpu.hopper.forward_kernel", "redblue.kernels.gpu.hopper.backward_kernel")
 
 
 @cache
