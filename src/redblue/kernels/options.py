@@ -23,7 +23,7 @@ from redblue.masks import Mask
 
 
 class CommonArguments(TypedDict, total=False):
-    """Keyword arguments that every call takes. An option stands here if all calls carry it, else below."""
+    """Keyword arguments that every call takes. The classes below add the options that only some calls take."""
 
     scale: float | None
     softcap: float | None
@@ -55,7 +55,7 @@ class PagedArguments(CommonArguments, total=False):
 
 
 class DistributedArguments(CommonArguments, total=False):
-    """Keyword arguments of `redblue.distributed.attention`, except the mask and the schedule, which it explains."""
+    """Keyword arguments of `redblue.distributed.attention`. Its docstring explains its mask and its schedule."""
 
     dropout: float
     seed: int | None
@@ -63,7 +63,7 @@ class DistributedArguments(CommonArguments, total=False):
 
 
 class JaxArguments(CommonArguments, total=False):
-    """Keyword arguments of `redblue.jax.dot_product_attention`, except a mask, a bias and a seed of JAX's kinds."""
+    """Keyword arguments of `redblue.jax.dot_product_attention`, except mask, bias and seed, which have JAX's types."""
 
     dropout: float
     schedule: str

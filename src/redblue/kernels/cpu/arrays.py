@@ -23,7 +23,10 @@ def element_strides(array: np.ndarray) -> tuple[int, ...]:
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The strides of a dense array whose dimensions have this order in memory, outermost first; None: as in shape."""
+    """The strides of a dense array of this shape, in elements.
+
+    order: the dimensions in the order of memory, outermost first; None: the order of the shape.
+    """
     strides, step = [0] * len(shape), 1
     for i in reversed(range(len(shape)) if order is None else order):
         strides[i] = step

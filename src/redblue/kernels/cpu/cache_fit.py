@@ -113,7 +113,7 @@ def plan_spilled(
     problem = Problem(
         n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[row.packed_bytes], direction=direction
     )
-    whole = Row(row.lanes, row.lanes, row.packed_bytes)  # slices of whole panels
+    whole = Row(row.lanes, row.lanes, row.packed_bytes)  # vectors as wide as a panel, so that slices are whole panels
     tile = tiles_for(schedule, problem, int(cache_bytes()[1] * USABLE_SHARE) // row.packed_bytes, whole)
     assert isinstance(tile, SpillTile)
     share = step(max(1, rows) * streams // least_tasks(), row.lanes)
@@ -138,9 +138,10 @@ def _fill(
 
 
 def _ways(schedule: str, problem: Problem, row: Row) -> Iterator[tuple[list[Phase], dict[str, int]]]:
-    """Yield the ways to run a kernel: its phases, and for every edge of its tiles the number that it is a multiple of.
+    """Yield the ways to run a kernel: its phases, and the unit of each edge of its tiles, of which it is a multiple.
 
-    `flash` forward has one way for few rows and one for panels. Schedules that write P have one way per depth.
+    `flash` forward has one way for few rows and one for panels. Schedules that write P have one way for each depth of a
+    slice.
     """
     p = problem.one_stream()
     d, d_v, lanes = p.d, p.d_v, row.lanes

@@ -222,7 +222,7 @@ def forward(
     row: _core.Isa | None = None,
     **options: Any,
 ) -> tuple[int, int]:
-    """Write out and lse. Returns the words read and written between tiles and arrays.
+    """Write `out` and `lse`. Returns the words read and written between tiles and arrays.
 
     lse has the type of sums: float64 for float64 arrays, else float32. Arrays in `options` also have this type, unless
     another option gives their type. schedule: "hybrid" and "small_cache" write P to memory that the core allocates; any
@@ -271,8 +271,9 @@ def backward(
     row: _core.Isa | None = None,
     **options: Any,
 ) -> tuple[int, int]:
-    """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays.
+    """Write `dq`, `dk`, `dv`, `delta` and, if given, `dbias`.
 
+    Returns the words read and written between tiles and arrays.
     delta: the row sums of dout * out, minus dlse; shaped like lse. dbias has lse's type; its words are not counted.
     schedule: as in forward, except that `flash_onepass` runs instead of `flash`. Give a TwoPassTile as `tile` to run
     `flash`, in two passes. options: as in forward, and dlse and dbias.

@@ -128,11 +128,11 @@ def gathers(mask: Mask, sizes: Sizes, lanes: int, direction: str) -> bool:
 def _pairs_in_tiles(mask: Mask, rules: tuple[Rule, ...], sizes: Sizes, lanes: int) -> np.ndarray:
     """The number of pairs that tiles compute, for each rule of the mask.
 
-    They are a panel's rows times the keys that any of them attends, over all panels.
+    A panel's tiles compute all pairs of its rows and of the keys that any of these rows attends.
     """
     if not all(isinstance(rule, Dense) for rule in rules):
         return np.array([_pairs_in_tiles_of(rule, sizes, lanes) for rule in rules])
-    low = lowered(mask, sizes.n_q, sizes.n_k, sizes.group, lanes)  # quick for arrays, and kept for the tiles
+    low = lowered(mask, sizes.n_q, sizes.n_k, sizes.group, lanes)  # fast for arrays; the tiles use the cached result
     keys_before = np.append(0, np.cumsum(low.runs[:, 1] - low.runs[:, 0]))
     return lanes * np.diff(keys_before[low.starts[:: -(-sizes.n_q * sizes.group // lanes)]])
 
@@ -181,7 +181,8 @@ def _edges(mask: Mask, sizes: Sizes) -> tuple[Edges, cpu.Array | None, object]:
     rules, stream_planes = planes(mask.rule)
     if sizes.n_q > 2**31 - 1 or sizes.n_k > 2**31 - 1:
         raise RedblueError(
-            f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q}, {sizes.n_k}"
+            f"a mask of single pairs takes at most 2^31 - 1 queries and keys, got {sizes.n_q} and {sizes.n_k}: cut "
+            "the queries, or the keys, into several calls"
         )
     parts, before = [], 0
     for rule in rules:

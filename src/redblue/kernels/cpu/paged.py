@@ -40,7 +40,7 @@ def call_of(
     tile: Tile | None = None,
     **options: Any,
 ) -> _core.PagedCall:
-    """The core's call. sizes: the sizes of one sequence, with one leading dimension of sequences.
+    """Make the core's call. sizes: the sizes of one sequence; their leading dimension is the number of sequences.
 
     q, out, lse: (heads, queries of all sequences, width). options: keyword arguments of _core.Call.
     """
@@ -62,7 +62,7 @@ def call_of(
 
 
 def forward(call: _core.PagedCall, row: _core.Isa | None = None) -> tuple[int, int]:
-    """Write out and lse. Returns the words read and written between tiles and arrays, entries of tables included."""
+    """Write `out` and `lse`. Returns the words read, with entries of tables, and written between tiles and arrays."""
     return _core.attention_paged(row or isa(), call)
 
 

@@ -1,9 +1,9 @@
 """Plan the tiles of the CPU kernels for this machine's caches.
 
-The kernels run `flash` forward and `flash_onepass` backward, as defined in redblue.schedules. Forward, the queries of a
-tile stay in cache; backward, its keys. Their number minimizes the words moved between the last cache and main memory:
-the schedule's own search chooses it for the usable part of a core's share of the last cache. A tile of scores fits
-the first cache. Traffic between the caches needs no plan, because it keeps up with the arithmetic.
+The kernels run `flash` forward and `flash_onepass` backward, as defined in redblue.schedules. The queries (forward) or
+keys (backward) of a tile stay in cache. The schedule's own search chooses their number, which minimizes the words moved
+between main memory and the usable part of a core's share of the last cache. A tile of scores fits the first cache.
+Traffic between the caches needs no plan, because it keeps up with the arithmetic.
 """
 
 from __future__ import annotations

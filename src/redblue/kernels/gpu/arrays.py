@@ -26,10 +26,10 @@ class Array(NamedTuple):
 
 @triton.jit
 def head_of(x, batch, head, ALIGN: tl.constexpr = 1):
-    """The array of one head and the heads after it: x.at points to the head's first row.
+    """The array from one head on: its `at` points to the first row of this head.
 
-    ALIGN: from `alignment` (launch.py). Triton itself detects only run-time strides that are multiples of 16. Otherwise
-    it would load one element at a time, without prefetching.
+    ALIGN: from `alignment` (launch.py). Triton itself detects only run-time strides that are multiples of 16. Without
+    ALIGN it would load arrays with other strides one element at a time, and would not prefetch them.
     """
     if ALIGN > 1 and ALIGN < 16:  # Triton detects 16 itself
         x = Array(x.at, multiple(x.batch, ALIGN), multiple(x.head, ALIGN), multiple(x.row, ALIGN), x.col)

@@ -207,7 +207,7 @@ def pair_mask(scores, lists, t, TILES: tl.constexpr, i_row, i_key, m_key, COLS: 
 
 @triton.jit
 def first_of(lists, t, TILES: tl.constexpr, LENGTH: tl.constexpr):
-    """The first key (or row) of tile t, or of the tile of LENGTH that entry t of the lists names."""
+    """The first key (or row) of a tile. t: this key itself; for lists, the entry that names a tile of LENGTH keys."""
     if TILES == "full":
         return tl.load(lists.full + t) * LENGTH
     elif TILES == "partial":

@@ -1,8 +1,8 @@
 """The gradient of a bias, in a separate kernel that all schedules share.
 
-A program owns a tile of the bias and visits all tiles of scores that the bias was added to, so only the gradient
-has the size n_q n_k, and no result depends on the order of programs. The gradient of a bias that all rows (or keys)
-share is summed over them in up to SHARES parts, which are then added up.
+A program owns a tile of the bias and visits all tiles of scores that the bias was added to. So the gradient is the
+only array of n_q n_k elements, and no result depends on the order of programs. The gradient of a bias that all rows (or
+keys) share is summed over them in up to SHARES parts, which are then added up.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false

@@ -96,7 +96,7 @@ class Task:
 
     @property
     def by_tma(self) -> bool:
-        """Whether spilled/tma supports this task: like hopper/, but only without a mask or with a causal band."""
+        """Whether spilled/tma supports this task: hopper/ supports it, and it has no mask or a causal band."""
         some_attend = self.end is None or self.sizes.n_q - 1 + self.end >= 1
         return self.first is None and some_attend and bool(self.by_gluon)
 

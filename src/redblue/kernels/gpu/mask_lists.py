@@ -30,7 +30,8 @@ MAX_WORDS = 1 << 31  # words of bits, since kernels index these words in 32 bits
 class Lists(NamedTuple):
     """Full and partial tiles of each block, in CSR form.
 
-    The tiles of block i in mask plane p are entries starts[p * blocks + i] .. starts[p * blocks + i + 1] - 1.
+    full_starts, partial_starts: the tiles of block i in mask plane p are the entries starts[p * blocks + i] ..
+    starts[p * blocks + i + 1] - 1 of `full` and of `partial`.
     full, partial: the tiles' indices along the streaming side (keys if rows stay, rows if keys stay).
     bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
     live: words of 64 bits for each partial tile; bits of streaming lines with any attending pair are set.

@@ -211,7 +211,8 @@ def finish_paged(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS
         b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
         s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
     if scores.bias is not None:
-        bias = scores.bias  # its `batch` is less by the rows of a sequence, because query counts those of all before
+        # block.query counts the queries of all earlier sequences, so bias.batch is reduced by the rows of a sequence
+        bias = scores.bias
         rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
         rows += block.head.to(tl.int64) * bias.head
         p_bias = (bias.at + rows)[:, None] + index(i_key, WIDE) * bias.col

@@ -10,7 +10,8 @@ from redblue.kernels.gpu.launch import Task, array, parts
 class Constants(NamedTuple):
     """Numbers known at compile time, which the loops over tiles need.
 
-    Kernels construct it in the call of a loop. In a variable, Triton would convert its fields to run-time numbers.
+    A kernel constructs it within the call of a loop. If it were in a variable, Triton would make its fields run-time
+    numbers.
     """
 
     GROUP: Any

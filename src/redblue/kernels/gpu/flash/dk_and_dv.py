@@ -122,7 +122,7 @@ def flash_dkv(
 
 @triton.jit
 def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores, lists, c):
-    """Add tiles of rows to two parts of dK without its scale and two parts of dV (see visits.py).
+    """Add tiles of rows to dK, without its scale, and to dV, each in two parts (see visits.py).
 
     Scores are tiles (keys, rows), so that the next products need no transposed copy.
     operands: the keys in two parts and the values in two, then Streams.

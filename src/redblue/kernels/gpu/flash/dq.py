@@ -119,7 +119,7 @@ def flash_dq(
 
 @triton.jit
 def _dq_keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lists, c):
-    """Add tiles of keys to two parts of dQ without its scale (see visits.py).
+    """Add tiles of keys to dQ, without its scale, in two parts (see visits.py).
 
     operands: the rows' q and dout in two parts each, their log-sum-exp and their delta; then k and v.
     """

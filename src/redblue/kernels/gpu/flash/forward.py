@@ -40,7 +40,10 @@ from redblue.kernels.gpu.visits import visit
 
 
 def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
-    """The launches that write task.out and task.lse. A span shorter than all keys is a multiple of cols."""
+    """The launches that write task.out and task.lse.
+
+    If the keys are cut into several spans, the length of a span is a multiple of the tile's keys, `cols`.
+    """
     if isinstance(launch.tiles, Settings):
         from redblue.kernels.gpu.hopper import forward as hopper  # needs Gluon, which some versions of Triton lack
 

@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 @gluon.jit
 def place_of(band, n_q, kv_heads, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The block of keys of this program. Under a causal mask, longer blocks come first."""
+    """The block of keys of this program. Under a causal mask, the blocks that visit the most tiles come first."""
     blocks, streams = gl.num_programs(0), gl.num_programs(1)
     program = gl.program_id(1) * blocks + gl.program_id(0)
     section = program // (blocks * SECTION)

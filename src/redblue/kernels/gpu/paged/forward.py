@@ -1,7 +1,8 @@
-"""Attention on keys and values in pages: the schedule `flash`, with the keys of each program cut to a piece of a node.
+"""Attention on keys and values in pages: the schedule `flash`, in which a program attends one piece of a node's keys.
 
-A program owns a block of stacked rows of one node and key head, and walks one piece of the node's keys. The page table
-locates each key. If a query has results of several pieces, merge.py merges them.
+A node is a run of keys that several queries attend together (nodes.py). A program owns a block of stacked rows of one
+node and key head, and walks one piece of the node's keys. The page table locates each key. If a query has results of
+several pieces, merge.py merges them.
 """
 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false

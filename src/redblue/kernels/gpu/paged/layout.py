@@ -26,8 +26,8 @@ class Layout(NamedTuple):
     nodes (nodes, NODE): sequence, first key, stop, keys of a piece, first piece, first member, rows, and the row of its
     first partial result, or -1 if its only piece gives the result. members (members, MEMBER): the packed query, its
     sequence, its position among the keys, and its sequence's keys. pieces: (nodes,). classes: (nodes,), the stacked
-    rows of a block that suits the node. merged: queries that have partial results. Query i has parts
-    starts[i] .. starts[i + 1] - 1; a part is the row of the partial result of the query's first head.
+    rows of a block that suits the node. merged: queries that have partial results. The partial results
+    of merged query i are parts[starts[i]] .. parts[starts[i + 1] - 1]; each is the row of the query's first head.
     """
 
     nodes: np.ndarray
@@ -82,7 +82,11 @@ def layout_of(
     needed = np.where(direct, 0, rows * pieces)
     base = np.where(direct, -1, np.cumsum(needed) - needed)
     if needed.sum() >= 2**31 or rows.sum() >= 2**31 or lengths.max(initial=0) > MAX_KEYS:
-        raise RedblueError("the call has more rows and keys than kernels for GPUs can count: split the batch")
+        raise RedblueError(
+            f"attention_paged on a GPU takes fewer than 2^31 rows and partial results, and sequences of at most "
+            f"{MAX_KEYS:,} keys; got {rows.sum():,} rows, {needed.sum():,} partial results and "
+            f"{lengths.max(initial=0):,} keys: split the batch"
+        )
     nodes_array = np.stack([nodes.sequence, first, stop, span, first // span, begin, rows, base], 1)
     of_member = np.stack([members, sequences[members], positions[members], lengths[sequences[members]]], 1)
     merged, part_starts, parts = _parts(nodes, pieces, base, rows, group)

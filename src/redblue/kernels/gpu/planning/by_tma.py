@@ -115,6 +115,10 @@ def _enough(sizes: Sizes, card: Card, sums: Tile) -> int:
 
 
 def largest_bytes(choice: Choice) -> int:
-    """The most shared memory that a kernel of the choice takes. dS is stored from pieces of P; sums reuse slices."""
+    """The most shared memory that a kernel of the choice takes.
+
+    Beside its slices, a kernel holds one 16-bit piece of P, or two pieces to compute dS from P. Sums pass through the
+    memory of the slices.
+    """
     scores = choice.p.shared_bytes(1), (choice.ds or choice.p).shared_bytes(2)
     return max(*scores, choice.row.shared_bytes(0), choice.key.shared_bytes(0))

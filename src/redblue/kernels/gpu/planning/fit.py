@@ -1,8 +1,8 @@
 """Measure the resources that a launch needs on a card by compiling it for that card, without a GPU.
 
 Triton compiles for any architecture down to the binary, and the assembler reports the registers used and the bytes
-spilled. Results are kept in the user's cache folder, by the kernel's source, its arguments' types and constants,
-settings, architecture and Triton's version.
+spilled. The user's cache folder keeps the results; their key is the kernel's source, the types of its arguments, its
+constants and settings, the architecture and Triton's version.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def key(run: Run, arch: int) -> str:
 
 
 def _type(value: Any, specialized: bool) -> Any:
-    """The properties of an argument that Triton specializes on. specialized: whether on 1 and multiples of 16, too."""
+    """The properties of an argument for which Triton compiles a kernel of its own.
+
+    specialized: whether an integer that is 1, or a multiple of 16, also has a kernel of its own.
+    """
     if isinstance(value, tuple):
         return [_type(part, specialized) for part in value]
     if isinstance(value, torch.Tensor):

@@ -1,10 +1,10 @@
 """Plan a call on a card: choose the kernel, tiles and settings that fit and move the fewest words.
 
-A launch fits if the card has its shared memory and its results fit in registers (resources.py). Its schedule's closed
-form counts its words, between shared memory and the next level. Occupancy is ranked before words moved. Ties go to
-settings that are known to keep a multiprocessor busy: two or three stages, streaming tiles of 64, few warps. On sm_90
-three stages rank before two: with two stages, Triton requests the next tiles after a step's last product and then waits
-for them. The length of streaming tiles ranks before the stages, since short tiles feed wgmma too slowly.
+A launch fits if the card has enough shared memory and registers for it (resources.py). The closed form of its schedule
+counts the words between shared memory and the next level. Occupancy is ranked before words moved. Ties go to settings
+that are known to keep a multiprocessor busy: two or three stages, streaming tiles of 64, few warps. On sm_90 three
+stages rank before two: with two stages, Triton requests the next tiles after a step's last product and then waits for
+them. The length of streaming tiles ranks before the stages, since short tiles feed wgmma too slowly.
 """
 
 from __future__ import annotations

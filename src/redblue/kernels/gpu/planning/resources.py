@@ -11,18 +11,29 @@ depends on the architecture:
 
 Results that are stored at the end pass through shared memory too, but reuse the space of operands.
 
-Measured with Triton 3.9.0, flash forward, float16, causal, in bytes. d 128, rows x cols x stages 128 x 32 x 2 and
-128 x 32 x 3: 49,152 and 65,536 on sm_80 and sm_120, 65,536 and 81,920 on sm_90. d 512, 64 x 32 x 2: 135,168, and
-196,608 on sm_90. The model adds P, which passes through shared memory (R C elements; some plans do not need it),
-or twice P with a bias or dropout (d 128, 128 x 64 x 2: 98,304 on sm_80, 131,072 on sm_90). On sm_90 in 16 bits P
-and dS stay in registers if each warp owns 16 or more rows of scores: forward, 128 x 128 x 3 with 8 warps takes exactly
-its operands' 229,376; dK and dV take up to 2,048 more, for the statistics of rows. sm_100 takes up to 1,400 bytes more
-for barriers; its flash backward also holds a second copy of streaming tiles with fewer than 64 rows, and of a bias.
+Bytes of shared memory that Triton 3.9.0 takes for flash forward (float16, causal):
+
+    d      rows x cols x stages                        sm_80, sm_120    sm_90
+    128    128 x 32 x 2                                49,152           65,536
+    128    128 x 32 x 3                                65,536           81,920
+    128    128 x 64 x 2, with float32 bias or dropout  98,304           131,072
+    512    64 x 32 x 2                                 135,168          196,608
+
+The model adds P, which passes through shared memory (R C elements; some plans do not need it), or twice P with a bias
+or dropout. On sm_90 in 16 bits, P and dS stay in registers if each warp owns 16 or more rows of scores: forward,
+128 x 128 x 3 with 8 warps takes exactly the 229,376 bytes of its operands. dK and dV take up to 2,048 bytes more, for
+the statistics of rows. sm_100 takes up to 1,400 bytes more for barriers; its flash backward also holds a second copy of
+streaming tiles with fewer than 64 rows, and of a bias.
 
 A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
-for its random bits: with tiles planned without them (flash, d 128, 128 x 64 forward, 32 rows x 128 keys for dK and dV,
-8 warps, 2 stages), a thread on sm_80 spilled 1,036 and 820 bytes with a bias, 116 and 64 with dropout, 0 and 32 with
-neither. So the model counts a bias and dropout as additional tiles of scores.
+takes registers for its random bits. The table shows the bytes that a thread on sm_80 spilled if the tiles were planned
+for neither (flash, d 128, 8 warps, 2 stages):
+
+    kernel                          bias     dropout    neither
+    forward, 128 x 64               1,036    116        0
+    dK and dV, 32 rows, 128 keys    820      64         32
+
+So the model counts a bias and dropout as additional tiles of scores.
 
 The model must never be below the compiler's figures; benchmarks/gpu/fit.py compares it with every plan.
 """

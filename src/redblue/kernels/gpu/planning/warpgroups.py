@@ -1,13 +1,23 @@
 """Tiles of flash on sm_90 in 16 bits, where groups of four warps multiply: each kernel has its own settings.
 
 A warp owns 16 whole rows of a tile of scores. With fewer rows, P and dS pass through shared memory to become operands,
-and a kernel takes twice as long (dK and dV, d 128: 64 keys with 8 warps). With more rows, threads run out of registers,
-or nearly.
+and a kernel takes twice as long (dK and dV, d 128: 64 keys with 8 warps). With more rows, threads run out of
+registers, or nearly do.
 
-Measured on an H100 with Triton 3.6.0, 32 heads, n 8192, bf16, in TFLOP/s (full, causal). Forward, d 128:
-128 x 128 557, 490; 256 x 64 577, 460; 64 x 64 with 4 warps 544, 499; 128 x 64 527, 488 (2 stages: 428, 364). Forward,
-d 64: 64 x 64 with 4 warps 470, 392; 128 x 64 465, 355; 128 x 128 375, 323. Backward, d 128: dQ 128 x 64 and dK, dV
-64 x 128 with three stages 478; with two 396; dQ 128 x 32 and dK, dV 32 x 128 417.
+TFLOP/s measured on an H100 with Triton 3.6.0 (32 heads, n 8192, bf16):
+
+    pass              tiles, rows x cols                               full    causal
+    forward, d 128    128 x 128                                        557     490
+                      256 x 64                                         577     460
+                      64 x 64 with 4 warps                             544     499
+                      128 x 64                                         527     488
+                      128 x 64 with 2 stages                           428     364
+    forward, d 64     64 x 64 with 4 warps                             470     392
+                      128 x 64                                         465     355
+                      128 x 128                                        375     323
+    backward, d 128   dQ 128 x 64, dK and dV 64 x 128, three stages    478
+                      dQ 128 x 64, dK and dV 64 x 128, two stages      396
+                      dQ 128 x 32, dK and dV 32 x 128                  417
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def whole_slices(task: Task, length: int, edge: int, depth: int) -> bool:
 
 
 def widest_slice(features: int, width: int) -> int:
-    """The widest slice of features that holds no more elements than slices of `width`, padding included.
+    """The widest slice of features with which a padded row is no longer than with slices of `width` features.
 
     On sm_90 Triton waits for each product of a sum over several slices, so fewer slices are faster.
     """

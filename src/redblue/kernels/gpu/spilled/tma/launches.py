@@ -219,7 +219,7 @@ class Call:
         return Run(p_and_ds, (tiles * place["streams"],), arguments, t.warps, t.stages)
 
     def _tiles(self, t: Tile) -> tuple[int, int]:
-        """Number of tiles of a pair of row blocks (of one row block without a band), and of a stream."""
+        """Number of tiles of a pair of row blocks, and of a stream. Without a band, a pair is a single row block."""
         sizes, end = self.task.sizes, self.common["end"]
         blocks = ceil_div(sizes.n_q, t.rows)
         if not self.common["BAND"]:
