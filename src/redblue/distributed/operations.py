@@ -74,7 +74,7 @@ class Operations:
         }
 
     def empty(self, name: Part, rows: int) -> Tensor:
-        """A tensor for a block of that name with that many rows."""
+        """A tensor, not filled, for the block `name` with `rows` rows."""
         c, p = self.layout, self.layout.problem
         columns = {"d": p.d, "d_v": p.d_v, "1": 1}[COLUMNS[name.array]]
         heads = c.shape(name, np.zeros(1)).width // (p.batch * columns)
@@ -183,7 +183,7 @@ class Operations:
         return own._replace(**changed)
 
     def _nothing(self, name: Part, rows: int) -> Tensor:
-        """A result without keys."""
+        """The result of `rows` rows that attend no key."""
         return self.empty(name, rows).fill_(float("-inf") if name.array == "lse" else 0.0)
 
     # Sums -------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Operations:
         return {total: result}
 
     def add(self, shapes: Shapes, tensors: Tensors, writes: Shapes, layout: Layout) -> Tensors:
-        """Add the results of several makers, for parts of a process's rows and heads, to the total of its rows."""
+        """Add the results that several processes computed for parts of a process's rows and heads to their total."""
         ((total, shape),) = writes.items()
         for name, x in tensors.items():
             if name == total:

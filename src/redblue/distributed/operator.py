@@ -58,7 +58,7 @@ def attention(
     group: a process group or a DeviceMesh of one dimension; the default group if None.
     placement: the tokens that each process holds: "contiguous", "zigzag", "striped", or the result of `best_placement`.
     schedule: "ring", "all_gather", "head_parallel", "ring_heads", "mesh", or "auto": the schedule whose busiest process
-    moves the fewest words.
+    moves the fewest words. docs/guide/distributed.md describes them; their sources are in redblue.schedules.network.
     return_lse: also return the log-sum-exp (..., H, own queries); differentiable.
     Further options are options of `redblue.attention` and mean the same for the whole sequences. Rank 0 draws a missing
     seed. A bias is (..., H, own queries, all keys), and needs the schedule "ring" or "all_gather", because queries must
@@ -66,8 +66,9 @@ def attention(
     cover only a process's own queries: add them up over the processes.
 
     Every process of the group must call this function, with equal options. Returns this process's part of the output,
-    or (out, lse). Raises RedblueError in every process if an argument of any process is wrong or differs between
-    processes. Raises ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
+    (..., H, own queries, d_v), or (out, lse). Raises RedblueError in every process if an argument of any process is
+    wrong or differs between processes. Raises ProcessFailed, with the rank, if a process died or does not answer within
+    the group's timeout.
     """
     processes = group_of(mesh_of(q) if group is None and is_distributed(q) else group)
     failures = Failures(processes)
@@ -248,7 +249,7 @@ def _heads(layout: Layout, name: Part, shape: Any) -> int:
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The outputs with one more score per head, which has no value."""
+    """The outputs after one more score per head, a sink, enters the softmax's denominator. It has no value."""
     total = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None, None])
     share = torch.where(lse == float("-inf"), 0.0, (lse - total).exp())
     return (out * share).to(out.dtype), total

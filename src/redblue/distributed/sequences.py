@@ -20,9 +20,13 @@ from redblue.schedules.network import Placement, placement_of
 def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
     """This process's part of a tensor that every process holds completely.
 
-    dim: the dimension of tokens. placement: "contiguous", "zigzag", "striped", or the result of `best_placement`.
+    x: a tensor of any shape. dim: its dimension of tokens; in (..., H, tokens, d), the default, the last but one.
+    placement: the tokens that each process holds: "contiguous", "zigzag", "striped", or the result of `best_placement`.
     group: a process group or a DeviceMesh of one dimension; the default group if None.
-    Differentiable: each process gets the gradient of its own part.
+
+    Returns a copy of x that holds only this process's tokens along `dim`. Differentiable: each process gets the
+    gradient of its own part. Raises RedblueError, naming the argument, for an unsupported value, and if there is no
+    process group.
     """
     own = group_of(group)
     _check_dim("x", x, dim)
@@ -33,7 +37,12 @@ def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any
 def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any = None) -> Tensor:
     """The whole tensor, in every process, from the parts that `shard` makes.
 
-    Arguments as for `shard`. Differentiable: a part's gradient is the sum of its gradients in all processes.
+    x: this process's part. The other arguments are as for `shard`. Every process of the group must call this function.
+
+    Returns a tensor that holds the tokens of all processes along `dim`, in the order of the sequence. Differentiable: a
+    part's gradient is the sum of its gradients in all processes. Raises RedblueError in every process if an argument of
+    any process is wrong or differs between processes, or if the parts do not have the lengths of the placement. Raises
+    ProcessFailed, with the rank, if a process died or does not answer within the group's timeout.
     """
     own = group_of(group)
     call: Any = None
@@ -101,9 +110,12 @@ def _check_dim(name: str, x: Any, dim: int) -> None:
 
 
 def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
-    """A placement of n tokens that gives each process about as many attended pairs, with few words to move.
+    """A placement of n tokens with which each process has about as many attended pairs, and few words have to move.
 
-    Arguments: the mask of n queries and n keys, and the number of processes.
+    mask: the mask of n queries and n keys. world_size: the number of processes, at most n.
+
+    Returns a Placement, which `attention`, `shard` and `gather` take as `placement`. Raises RedblueError if the mask
+    does not fit n queries and keys, or if n is less than world_size.
     """
     from redblue.schedules.network.balance import best_placement
 

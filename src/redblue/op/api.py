@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @documented(Arguments)
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Arguments]) -> Any:
-    """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without anything of size n_q n_k in memory.
+    """Exact attention: softmax(softcap(scale Q K^T) + bias, masked) V, without allocating an array of n_q n_k elements.
 
     q (..., H, n_q, d), k (..., H_kv, n_k, d), v (..., H_kv, n_k, d_v): PyTorch tensors of the CPU or of a GPU (with
     autograd; docs/guide/gpu.md), or NumPy arrays and anything that supports DLPack (the result is NumPy). All have one
@@ -35,6 +35,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     return_lse: also return the log-sum-exp of each row's scores (..., H, n_q), sinks included; differentiable.
 
     Returns out (..., H, n_q, d_v), or (out, lse). Raises RedblueError, naming the argument, for an unsupported value.
+    Source: `redblue schedules` names the paper of each schedule that the kernels follow.
     """
     check_flag("return_lse", return_lse)
     record = options_of("attention", options)
@@ -53,7 +54,12 @@ def attention_backward(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients (dq, dk, dv) of sum(dout * out) + sum(dlse * lse), for NumPy arrays; PyTorch users have autograd.
 
-    out and lse: the results of `attention(..., return_lse=True)` for the same arguments, the seed included.
+    q, k, v: as for `attention`. out, lse: the results of `attention(..., return_lse=True)` for the same arguments, the
+    seed included. dout: the gradient of out, of its shape and type. dlse: the gradient of lse, of its shape, float32 or
+    float64; None if lse is not used.
+
+    Returns dq, dk and dv, of the shapes and types of q, k and v. Raises RedblueError, naming the argument, for an
+    unsupported value and for PyTorch tensors. Source: `redblue schedules` names the paper of flash_onepass.
     """
     record = options_of("attention_backward", options)
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}

@@ -38,10 +38,12 @@ def flex_attention(
     Tensors that score_mod captures get their gradients. Other functions raise RedblueError, which holds the traced
     expression. docs/guide/flex.md lists both.
     block_mask: a BlockMask. It is converted once, as long as it and the tensors that its mask_mod reads stay the same.
+    scale: the factor of the scores; 1 / sqrt(E) if None. enable_gqa: whether Hq may be a multiple of Hkv.
     kernel_options: options that only tune PyTorch's kernels are accepted and change nothing.
-    return_aux: an AuxRequest, for the log-sum-exp of each row.
+    return_lse, return_aux: request the log-sum-exp of each row, (B, Hq, L); return_aux is an AuxRequest.
 
-    Returns out, (out, lse) or (out, AuxOutput), as PyTorch's function. Queries without keys give 0, and lse -inf.
+    Returns out (B, Hq, L, Ev), (out, lse) or (out, AuxOutput), as PyTorch's function. Queries without keys give 0, and
+    lse -inf. Raises RedblueError, naming the argument, for an unsupported value.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_torch(x):

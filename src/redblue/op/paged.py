@@ -48,6 +48,7 @@ def attention_paged(
 
     Returns out, of q's shape with d_v in place of d, or (out, lse), with lse of out's shape without d_v. Raises
     RedblueError, naming the argument, for an unsupported value, and for tensors that require gradients.
+    Source: keys in pages are PagedAttention, Kwon et al., SOSP 2023 (arXiv 2309.06180).
     """
     check_flag("return_lse", return_lse)
     given = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
@@ -69,9 +70,10 @@ def append_paged(
 
     k (B, n, H_kv, d), v (B, n, H_kv, d_v), or packed (total, H_kv, d) with cu_seqlens, the cumulative numbers of new
     keys. The other arguments are as in `attention_paged`; lengths_k: the lengths before the call. v_pages may be a
-    slice of k_pages: then v must be the same slice of k. Nothing is written if an argument is refused: a table that is
-    too short, a page that does not exist, or a row of a page that two sequences would write or that already holds a
-    key.
+    slice of k_pages: then v must be the same slice of k.
+
+    Raises RedblueError, naming the argument, and then writes nothing: for a table that is too short, for a page that
+    does not exist, and for a row of a page that two sequences would write or that already holds a key.
     """
     run = paged_direct.appended
     if api.is_torch(k):
@@ -88,6 +90,10 @@ def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
     out_a, out_b: (..., d_v), of one shape and type. lse_a, lse_b: their log-sum-exps, of out's shape without d_v.
     (`attention_paged` gives this shape; transpose the lse of `attention` and `attention_varlen`, or their out.)
     A part without keys has out 0 and lse -inf. Sinks may be in one part only.
+
+    Returns out, of the shape and type of out_a, and lse. With a = exp(lse_a) and b = exp(lse_b), out is
+    (a out_a + b out_b) / (a + b), and lse is log(a + b). Raises RedblueError, naming the argument, if the parts do not
+    fit each other.
     """
     arrays = _checked_parts({"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b})
     return (_merged_tensors if api.is_torch(out_a) else _merged_arrays)(*arrays)

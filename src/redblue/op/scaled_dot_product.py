@@ -22,9 +22,14 @@ def scaled_dot_product_attention(
 ) -> Any:
     """The counterpart of torch.nn.functional.scaled_dot_product_attention, on the same tensors with the same meaning.
 
-    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., n_q, n_k), and
-    differentiable; not together with is_causal, which is aligned top left. Unlike `attention`, heads are
-    grouped only if enable_gqa says so. NumPy arrays work too, without dropout, and nested tensors, without attn_mask.
+    query (..., H, n_q, d), key (..., H_kv, n_k, d), value (..., H_kv, n_k, d_v): PyTorch tensors, with gradients; NumPy
+    arrays, without dropout; or nested tensors, without attn_mask.
+    attn_mask: boolean (True means attend) or floating (added to the scores), broadcastable to (..., H, n_q, n_k), and
+    differentiable. is_causal: query i attends keys 0 .. i (aligned top left); not together with attn_mask.
+    dropout_p: the share of probabilities that become 0. scale: the factor of the scores; 1 / sqrt(d) if None.
+    enable_gqa: H may be a multiple of H_kv; otherwise, unlike for `attention`, both must be equal.
+
+    Returns out (..., H, n_q, d_v). Raises RedblueError, naming the argument, for an unsupported value.
     """
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)

@@ -43,6 +43,8 @@ def attention_varlen(
     sequence's last query and key. alibi's distances count from these, too; its slopes are (H,), or (sequences, H). All
     other options of `attention` are accepted, except a bias.
 
+    return_lse: also return the log-sum-exp of each row's scores, sinks included; differentiable.
+
     Returns out (total_q, H, d_v), or (out, lse) with lse (H, total_q). Raises RedblueError, naming the argument, for an
     unsupported value.
     """

@@ -40,6 +40,7 @@ def sdpa() -> Iterator[Usage]:
     """A context in which enable_sdpa is in force, in all threads. Contexts may nest.
 
     Yields the record of the calls that were served and refused, with the reasons; it stays readable after the block.
+    Raises RedblueError if PyTorch is not installed.
     """
     with _kernels.requested() as used:
         yield used
