@@ -156,7 +156,7 @@ WRONG_OPTIONS = [
     ("serve.py", "--pages 0", "argument --pages: must be a whole number of at least 1, got '0'"),
     ("serve.py", "--port -1", "argument --port: must be a whole number of at least 0, got '-1'"),
     ("own_schedule.py", "--words 1", "error: flash forward with d = 128"),
-    ("own_schedule.py", "--figure own.foo", "error: cannot write own.foo: the end of its name"),
+    ("own_schedule.py", "--figure own.foo", "error: cannot write own.foo: its name must end in"),
     pytest.param("packed_documents.py", "--tokens 0", "argument --tokens: must be", marks=pytest.mark.thorough),
 ]
 

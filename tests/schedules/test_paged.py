@@ -285,7 +285,7 @@ def test_cutting_keys_into_pieces_costs_little():
     ("arguments", "says"),
     [
         ({"queries": [1]}, "queries and keys must be lists of one length, .* got lengths 1 and 2"),
-        ({"queries": [], "keys": []}, "at least one, got 0 and 0"),
+        ({"queries": [], "keys": []}, "at least one sequence; got lengths 0 and 0"),
         ({"keys": [8, -1]}, r"keys\[1\] must be at least 0, got -1"),
         ({"keys": [8.0, 1]}, "keys must be a list of whole numbers"),
         ({"page": 0}, "page must be a whole number of at least 1, got 0"),
@@ -299,7 +299,7 @@ def test_cutting_keys_into_pieces_costs_little():
         ({"mask": None}, "mask must be Mask.full"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"keys": [2**23, 1]}, "keys need 2,097,153 pages of 4, and at most 1,048,576 are counted"),
-        ({"queries": [2**25, 1]}, "rows must be at most 16,777,216"),
+        ({"queries": [2**25, 1]}, "give at most 16,777,216 rows"),
         ({"keys": [2**60, 1], "page": 2**60}, "are too many to count"),
     ],
 )
@@ -316,7 +316,7 @@ def test_bad_calls_are_refused():
         count("paged", Problem(4, 4, 4), words=100)
     with pytest.raises(RedblueError, match="a paged problem is a rule without an index, got index='csr'"):
         count("paged", problem, words=100, index="csr")
-    with pytest.raises(RedblueError, match="problem must be a forward Problem"):
+    with pytest.raises(RedblueError, match='problem must be a Problem with direction="forward"'):
         PagedProblem.of(Problem(4, 4, 4, direction="backward"), 4)
     with pytest.raises(RedblueError, match="prefix must be at most 4, got 5"):
         PagedProblem.of(Problem(4, 4, 4), 4, 5)

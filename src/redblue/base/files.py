@@ -84,7 +84,7 @@ def check_target(
         target = named.resolve() if named.is_symlink() else named
         suffix = named.suffix.lower()
         if suffix not in suffixes and "" not in suffixes:
-            raise RedblueError(f"cannot write {path}: the end of its name must be one of {', '.join(suffixes)}")
+            raise RedblueError(f"cannot write {path}: its name must end in {', '.join(suffixes)}")
         if target.is_dir() or not target.parent.is_dir():
             reason = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
             raise RedblueError(f"cannot write {path}: {reason}; name a file in a folder that exists")
