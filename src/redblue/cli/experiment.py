@@ -36,7 +36,8 @@ def command(
         _list(as_json)
         return
     if name is None:
-        raise RedblueError(f"which experiment? One of {', '.join(experiments.NAMES)}; --list says what each asks")
+        names = ", ".join(experiments.NAMES)
+        raise RedblueError(f"no experiment was named: give one of {names}; --list shows the question of each")
     if quick and full:
         raise RedblueError("--quick and --full contradict each other: give one of them")
     journal_text = f"kept in {experiments.journal_of(out, name, only)}"

@@ -153,7 +153,8 @@ def checked_call(
         if x.shape[:-3] != q.shape[:-3]:
             raise RedblueError(f"{name} must have q's leading dimensions {tuple(q.shape[:-3])}, got {tuple(x.shape)}")
     if k.shape[-3] != v.shape[-3] or q.shape[-3] != sizes.kv_heads * sizes.group:
-        raise RedblueError("heads of q, k and v are not broadcast over processes: expand them")
+        heads = f"{q.shape[-3]}, {k.shape[-3]} and {v.shape[-3]}"
+        raise RedblueError(f"heads of q, k and v are not broadcast over processes, got {heads} heads: expand them")
     dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
     dtype = checks.check_dtypes(dtypes)
     bias = record.bias

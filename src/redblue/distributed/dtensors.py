@@ -28,7 +28,7 @@ def local_parts(q: Any, k: Any, v: Any, placement: Any) -> tuple[Any, Any, Any, 
                 f"{name} must be a DTensor, because q, k and v must all be DTensors or none, got {type(x).__name__}"
             )
         if x.device_mesh != q.device_mesh or x.device_mesh.ndim != 1:
-            raise RedblueError(f"{name} must be on q's mesh, of one dimension, got {x.device_mesh}")
+            raise RedblueError(f"{name} must be on q's mesh, which must have one dimension, got {x.device_mesh}")
         if list(x.placements) != [Shard(x.ndim - 2)]:
             raise RedblueError(
                 f"{name} must be sharded along its tokens, Shard({x.ndim - 2}), got {list(x.placements)}: redblue."

@@ -61,8 +61,8 @@ def attention(
     moves the fewest words. docs/guide/distributed.md describes them; their sources are in redblue.schedules.network.
     return_lse: also return the log-sum-exp (..., H, own queries); differentiable.
     Further options are options of `redblue.attention` and mean the same for the whole sequences. Rank 0 draws a missing
-    seed. A bias is (..., H, own queries, all keys), and needs the schedule "ring" or "all_gather", because queries must
-    stay. Dropout drops the same probabilities as one process would. The gradients of sinks, and of a broadcast bias,
+    seed. A bias is (..., H, own queries, all keys), and needs the schedule "ring" or "all_gather", which do not move
+    queries. Dropout drops the same probabilities as one process would. The gradients of sinks, and of a broadcast bias,
     cover only a process's own queries: add them up over the processes.
 
     Every process of the group must call this function, with equal options. Returns this process's part of the output,

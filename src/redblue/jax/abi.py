@@ -210,9 +210,9 @@ class Calls:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context that holds during a call."""
+        """A context in which a call counts as running. Raises RedblueError after `finish`."""
         if self._closed:
-            raise RedblueError("the process ends")
+            raise RedblueError("the process ends, so redblue takes no further calls")
         thread = threading.get_ident()
         self._running.add(thread)
         try:
@@ -271,7 +271,10 @@ def _arrays(arguments: Arguments) -> list[np.ndarray]:
         _check("XLA_FFI_Buffer", buffer.struct_size >= ctypes.sizeof(Buffer), buffer.struct_size)
         dtype = DTYPES.get(buffer.dtype)
         if dtype is None:
-            raise RedblueError(f"an array has XLA's number type {buffer.dtype}, which redblue does not read")
+            known = ", ".join(each.name for each in DTYPES.values())
+            raise RedblueError(
+                f"an array has XLA's number type {buffer.dtype}, which redblue does not read: use astype for {known}"
+            )
         shape = buffer.dims[: buffer.rank] if buffer.rank else ()
         arrays.append(_array(buffer.data, tuple(shape), dtype))
     return arrays

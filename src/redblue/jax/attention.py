@@ -66,7 +66,9 @@ def dot_product_attention(
 
     Rows that attend no key give 0 and a log-sum-exp of -inf, where jax.nn gives the mean of all values. float64 is
     computed in float64, where jax.nn computes the softmax in float32.
-    Raises RedblueError, naming the argument, for an unsupported value.
+
+    Returns out, of query's shape with the last dimension of value, or (out, lse), with lse (B, n_q, H). Without a
+    batch, no result has the dimension B. Raises RedblueError, naming the argument, for an unsupported value.
     """
     jnp = _jax().numpy
     for name, flag in (("is_causal", is_causal), ("return_residual", return_residual), ("return_lse", return_lse)):
@@ -105,7 +107,8 @@ def dot_product_attention(
 def register_kernels() -> None:
     """Register the kernels with JAX, for processes that run a function saved by jax.export.
 
-    The first call of dot_product_attention registers them, too.
+    The first call of dot_product_attention registers them, too. Raises RedblueError if JAX is not installed, if it has
+    no CPU backend, or if the installed jaxlib does not accept the kernels.
     """
     _jax()
     from redblue.jax import differentiable

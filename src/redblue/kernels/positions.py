@@ -88,10 +88,11 @@ def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise RedblueError(f"positions.{name} must be whole numbers, one for each: {error}") from None
+            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}: {error}") from None
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise RedblueError(
-                f"positions.{name} must be whole numbers, one for each, got shape {array.shape} of {array.dtype}"
+                f"positions.{name} must be whole numbers, one for each of {length}, got shape {array.shape} of "
+                f"{array.dtype}"
             )
         check_length(name, len(array), length)
         parts.append(array.astype(np.int64))

@@ -102,7 +102,8 @@ def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
 def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
     """The arrays of two parts. Raises RedblueError, naming the argument, unless they fit each other."""
     if len({api.is_torch(x) for x in arrays.values()}) > 1:
-        raise RedblueError("out_a, lse_a, out_b and lse_b must be PyTorch tensors, or all arrays")
+        given = ", ".join(type(x).__name__ for x in arrays.values())
+        raise RedblueError(f"out_a, lse_a, out_b and lse_b must be PyTorch tensors, or all arrays, got {given}")
     arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
     out_a, lse_a, out_b, lse_b = arrays.values()
     if tuple(out_a.shape) != tuple(out_b.shape) or out_a.dtype != out_b.dtype or not len(out_a.shape):

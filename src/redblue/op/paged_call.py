@@ -111,7 +111,8 @@ def _check_forms(forms: tuple[tuple[str, Any, Any, Any], ...]) -> None:
                 f"{name} must be (B, n, heads, width) or packed (total, heads, width), got shape {shape}"
             )
     if len({isinstance(dtype, np.dtype) for _, _, dtype, _ in forms}) > 1:
-        raise RedblueError(f"{names} must all be PyTorch tensors, or all be arrays")
+        arrays = ", ".join(f"{name} is an array" for name, _, dtype, _ in forms if isinstance(dtype, np.dtype))
+        raise RedblueError(f"{names} must all be PyTorch tensors, or all be arrays; only {arrays}: convert the others")
     check_dtypes({name: str(dtype).removeprefix("torch.") for name, _, dtype, _ in forms})
     devices = {str(device) for *_, device in forms}
     if len(devices) > 1:
@@ -192,5 +193,5 @@ def _check_prefix(prefix: int, sequences: Sequences) -> None:
     if differs.any():
         raise RedblueError(
             f"prefix_pages says that all sequences share their first {prefix} pages, but sequence "
-            f"{int(differs.argmax())} has others than sequence 0"
+            f"{int(differs.argmax())} has others than sequence 0: give the number of shared pages, or None to find them"
         )

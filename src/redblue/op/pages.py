@@ -120,7 +120,7 @@ def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names:
         i = int(needed.argmax())
         raise RedblueError(
             f"{name} has {table.shape[1]} pages for each sequence, but {of_lengths}[{i}] = {lengths[i]} keys need "
-            f"{needed[i]} pages of {page}"
+            f"{needed[i]} pages of {page}: give a table with more columns"
         )
     used = np.arange(table.shape[1]) < needed[:, None]
     wrong = used & ((table < 0) | (table >= pages))

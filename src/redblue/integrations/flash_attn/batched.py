@@ -35,11 +35,16 @@ def flash_attn_func(
 ) -> Any:
     """Attention on q (batch, n_q, H, d), k (batch, n_k, H_kv, d), v (batch, n_k, H_kv, d_v); H is a multiple of H_kv.
 
+    dropout_p: the share of probabilities that become 0. softmax_scale: the factor of the scores; 1 / sqrt(d) if None.
     window_size: (left, right) keys around a query's own, -1 for no limit; the last query's own key is the last key.
-    causal: no key after the query's own. softcap: 0 for none. alibi_slopes: (H,) or (batch, H).
+    causal: no key after the query's own. softcap: 0 for none. alibi_slopes: (H,) or (batch, H). deterministic changes
+    nothing: results are always deterministic.
     return_attn_probs: also return the log-sum-exp of each row (batch, H, n_q), which is -inf for a row without keys,
     and S_dmask: with dropout, the probabilities, negative where they were dropped; else an empty tensor.
     s_aux: attention sinks (H,); later versions of FlashAttention use this name.
+
+    Returns out (batch, n_q, H, d_v), or (out, lse, S_dmask), with gradients. Raises RedblueError, naming the argument,
+    for an unsupported value.
     """
     check_flag("return_attn_probs", return_attn_probs)
     check_batches(q, k, v)
@@ -73,7 +78,10 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` on keys and values in one tensor, kv (batch, n_k, 2, H_kv, d)."""
+    """`flash_attn_func` on keys and values in one tensor: q (batch, n_q, H, d), kv (batch, n_k, 2, H_kv, d).
+
+    The other arguments, the results and the errors are those of `flash_attn_func`.
+    """
     k, v = unpacked("kv", kv, 2, "(batch, n, 2, heads, d)")
     options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return flash_attn_func(q, k, v, dropout_p, *options)
@@ -90,7 +98,10 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` on queries, keys and values in one tensor, qkv (batch, n, 3, H, d)."""
+    """`flash_attn_func` on queries, keys and values in one tensor, qkv (batch, n, 3, H, d).
+
+    The other arguments, the results and the errors are those of `flash_attn_func`.
+    """
     q, k, v = unpacked("qkv", qkv, 3, "(batch, n, 3, heads, d)")
     options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     return flash_attn_func(q, k, v, dropout_p, *options)

@@ -13,13 +13,19 @@ from redblue.integrations.flash_attn.arguments import integer
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
-    """The rows of x at these indices, with gradient."""
+    """The rows of x (rows, ...) at these indices (count,): (count, ...), with gradient.
+
+    Raises RedblueError, naming the argument, for indices of other types or out of range.
+    """
     indices = _checked_indices("x", x, indices)
     return x.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """An array of `first_axis_dim` rows with `values` at these indices and 0 elsewhere, with gradient."""
+    """A tensor (first_axis_dim, ...) with the rows of `values` (count, ...) at these indices (count,), with gradient.
+
+    The other rows are 0. Raises RedblueError, naming the argument, for indices of other types or out of range.
+    """
     rows = integer("first_axis_dim", first_axis_dim)
     if not 0 <= rows < 2**62:
         raise RedblueError(f"first_axis_dim must be a number of rows, got {str(rows)[:40]}")
@@ -37,9 +43,9 @@ def index_first_axis_residual(x: Tensor, indices: Tensor) -> tuple[Tensor, Tenso
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """Pack the positions of (batch, n, ...) where attention_mask (batch, n) is not 0.
+    """Pack the positions of hidden_states (batch, n, ...) where attention_mask (batch, n) is not 0.
 
-    unused_mask: positions that are packed, too, but not counted in the last result.
+    unused_mask: further positions, (batch, n), that are packed, too, but not counted in the last result.
     Returns the packed rows (total, ...), their indices in the flattened batch, the cumulative lengths (batch + 1,) as
     int32, the longest length, and the number of attended positions of each entry (batch,).
     """

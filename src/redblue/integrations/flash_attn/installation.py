@@ -124,6 +124,8 @@ def install() -> Installation:
 
     The modules are flash_attn, flash_attn.flash_attn_interface and flash_attn.bert_padding. Call this before modules
     that look for flash_attn are imported. If the real package is installed, nothing changes.
+
+    Returns an Installation, whose `uninstall()` or `with` block undoes this request.
     """
     return Installation()
 

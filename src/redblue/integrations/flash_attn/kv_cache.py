@@ -56,7 +56,10 @@ def flash_attn_with_kvcache(
     rotary_cos, rotary_sin: (positions, rotary_dim / 2), for k and q, whose positions count from cache_seqlens; without
     causal or a window, all queries have the position cache_seqlens. num_splits changes nothing: redblue splits the keys
     itself. return_softmax_lse: also return the log-sum-exp of each row (batch, H, n_q). s_aux: attention sinks (H,).
-    There is no backward pass, so tensors that require gradients are refused while PyTorch records gradients.
+    The other arguments are as in `flash_attn_func`.
+
+    Returns out (batch, n_q, H, d_v), or (out, lse). There is no backward pass. Raises RedblueError, naming the
+    argument, for an unsupported value, and for tensors that require gradients while PyTorch records gradients.
     """
     for name, flag in (("rotary_interleaved", rotary_interleaved), ("return_softmax_lse", return_softmax_lse)):
         check_flag(name, flag)

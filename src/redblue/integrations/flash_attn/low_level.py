@@ -216,7 +216,8 @@ def _seed_of(dropout: float, rng_state: Any) -> int | None:
         return None
     if rng_state is None:
         raise RedblueError(
-            "rng_state must be the forward pass's if dropout_p is above 0: other probabilities would be dropped"
+            "rng_state must be the forward pass's if dropout_p is above 0, got None: another state drops other "
+            "probabilities"
         )
     return integer("rng_state[0]", rng_state[0])
 

@@ -51,6 +51,9 @@ def flash_attn_varlen_func(
     block_table: (sequences, blocks) numbers of the pages that hold a sequence's keys; k and v are then
     (pages, page, H_kv, d).
     return_attn_probs: also return the log-sum-exp (H, total_q), and S_dmask (sequences, H, n_q, n_k).
+
+    Returns out (total_q, H, d_v), or (out, lse, S_dmask), with gradients. Raises RedblueError, naming the argument, for
+    an unsupported value.
     """
     check_flag("return_attn_probs", return_attn_probs)
     sequences = Sequences.checked(
@@ -153,7 +156,10 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` on keys and values in one tensor, kv (total_k, 2, H_kv, d)."""
+    """`flash_attn_varlen_func` on keys and values in one tensor: q (total_q, H, d), kv (total_k, 2, H_kv, d).
+
+    The other arguments, the results and the errors are those of `flash_attn_varlen_func`.
+    """
     k, v = unpacked("kv", kv, 2, "(total, 2, heads, d)")
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -173,7 +179,10 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` on queries, keys and values in one tensor, qkv (total, 3, H, d)."""
+    """`flash_attn_varlen_func` on queries, keys and values in one tensor, qkv (total, 3, H, d).
+
+    The other arguments, the results and the errors are those of `flash_attn_varlen_func`.
+    """
     q, k, v = unpacked("qkv", qkv, 3, "(total, 3, heads, d)")
     sequences = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
     options = softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs

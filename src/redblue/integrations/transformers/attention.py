@@ -160,7 +160,8 @@ def _mask_and_bias(
         if attention_mask.sizes[2:] != (n_q, n_k):
             queries, keys = attention_mask.sizes[2:]
             raise RedblueError(
-                f"attention_mask is for {queries} queries and {keys} keys, but there are {n_q} and {n_k}"
+                f"attention_mask is for {queries} queries and {keys} keys, but there are {n_q} and {n_k}: give a mask "
+                "of these sizes"
             )
         return attention_mask.mask, None, attention_mask.used
     if isinstance(attention_mask, Tensor):

@@ -21,7 +21,8 @@ class MaskTensor(Tensor):
 
     The other entries are False, or the lowest number of the type.
     mask: the rule for the first `used` keys; None if every query attends all of these.
-    used: number of keys before the first key that no query attends; caches of a fixed size have unused keys at the end.
+    used: the number of keys up to the last one that some query may attend. Caches of a fixed size have unused keys
+    after these.
     If `is_changed`, the rule is no longer valid, and the entries are the mask.
     """
 

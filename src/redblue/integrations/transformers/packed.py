@@ -15,10 +15,10 @@ from redblue.masks.rules.packed import Documents
 def packed(
     mask: Mask | None, causal: bool, starts: Tensor, key_starts: Tensor | None, query: Tensor, key: Tensor
 ) -> Mask:
-    """The mask, within packed sequences. causal: also causal in each sequence, from its last query and key.
+    """The mask, within packed sequences.
 
-    starts, key_starts: the bounds of the sequences in queries and keys. Raises RedblueError unless they divide a single
-    row of tokens.
+    causal: whether each sequence is also causal; its last query has the position of its last key. starts, key_starts:
+    the bounds of the sequences in queries and keys. Raises RedblueError unless they divide a single row of tokens.
     """
     bounds = starts.tolist()
     key_bounds = bounds if key_starts is None or key_starts is starts else key_starts.tolist()

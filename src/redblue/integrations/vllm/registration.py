@@ -11,7 +11,9 @@ BACKEND = "redblue.integrations.vllm.backend.RedblueBackend"
 
 
 def register() -> None:
-    """Make redblue vLLM's CPU_ATTN in this process, if the environment variable REDBLUE_VLLM is 1. May be called again.
+    """Make redblue vLLM's attention backend CPU_ATTN in this process, if the environment has REDBLUE_VLLM=1.
+
+    Further calls change nothing.
 
     vLLM calls this function in each of its processes, which inherit the variable. (A call in the user's program would
     not reach them.)

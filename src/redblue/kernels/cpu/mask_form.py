@@ -82,7 +82,10 @@ def check_lead(mask: Mask, sizes: Sizes) -> None:
     full = (*sizes.lead, sizes.kv_heads * sizes.group)
     lead = (1,) * (len(full) - len(mask.lead)) + mask.lead
     if len(lead) != len(full) or any(a not in (1, b) for a, b in zip(lead, full, strict=True)):
-        raise RedblueError(f"the mask has planes of shape {mask.lead}, which must broadcast to (..., heads) = {full}")
+        raise RedblueError(
+            f"the mask has planes of shape {mask.lead}, which must broadcast to (..., heads) = {full}: give one plane "
+            "for all heads, or planes of this shape"
+        )
     if per_head(mask) and sizes.group > 1:
         raise RedblueError(
             "heads that share a key head must have one mask: repeat k and v to give heads different masks"

@@ -85,7 +85,9 @@ def gradients(
     mask = options.mask  # held while its name is in use
     options = options.with_mask(mask_argument(mask, options.schedule, False))
     if options.dropout and options.seed is None:
-        raise RedblueError("seed must be the forward pass's seed: without it, other probabilities would be dropped")
+        raise RedblueError(
+            "with dropout, seed must be the forward pass's seed, got None: another seed drops other probabilities"
+        )
     options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)
     with torch.no_grad():
         return ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, bias_gradient)

@@ -199,7 +199,10 @@ def sdpa_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_backward."""
     if _is_given(cum_seq_q) or _is_given(cum_seq_k):
-        raise RedblueError("cum_seq_q and cum_seq_k must be undefined: call _flash_attention_backward for sequences")
+        raise RedblueError(
+            "cum_seq_q and cum_seq_k must be None, as for padded batches: call _flash_attention_backward for packed "
+            "sequences"
+        )
     dout, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
     settings = dropout_p, is_causal, philox_seed, philox_offset
     gradients = backward(dout, q, k, v, out, logsumexp, None, None, max_q, max_k, *settings, scale=scale)

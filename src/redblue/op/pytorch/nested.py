@@ -30,7 +30,8 @@ def scaled_dot_product_attention(
         heads = f"query has {q.shape[1]} heads, key {k.shape[1]} and value {v.shape[1]}"
         raise RedblueError(f"{heads}: they must be equal, or give enable_gqa=True")
     if not torch.equal(key_starts, value_starts):
-        raise RedblueError("value must have the lengths of key, sequence by sequence")
+        lengths = f"{key_starts.diff().tolist()}, got {value_starts.diff().tolist()}"
+        raise RedblueError(f"value must have the lengths of key, sequence by sequence, {lengths}")
     out = attention_varlen(q, k, v, starts, key_starts, mask=mask, dropout=dropout, scale=scale)
     if query.layout == torch.jagged:
         inside: Any = query.transpose(1, 2)
@@ -44,7 +45,7 @@ def _packed(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if x.layout == torch.jagged:
         inside: Any = x.transpose(1, 2)
         if inside._ragged_idx != 1:
-            raise RedblueError(f"{name} must be ragged along its lengths, (batch, heads, any, d)")
+            raise RedblueError(f"{name} must be ragged along its lengths, (batch, heads, any, d), got {tuple(x.shape)}")
         if inside.lengths() is not None:
             raise RedblueError(f"{name} has holes between its sequences: call .contiguous()")
         return inside.values(), inside.offsets().cpu()

@@ -26,7 +26,7 @@ def used_keys(
     """
     sequences = len(starts) - 1
     if used is None:
-        raise RedblueError("block_table needs seqused_k, the number of keys of each sequence")
+        raise RedblueError("block_table needs seqused_k, the number of keys of each sequence: give it, too")
     lengths = lengths_of("seqused_k", used, sequences)
     if table is None:
         first = whole_numbers("cum_seq_k", key_starts)

@@ -30,7 +30,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         part = _tensor(name, value)
         if part.dim() != 1 or part.dtype not in _WHOLE:
             given = f"shape {tuple(part.shape)} of {layouts.name_of(part.dtype)}"
-            raise RedblueError(f"positions.{name} must be whole numbers, one for each, got {given}")
+            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}, got {given}")
         check_length(name, part.shape[0], length)
         parts.append(part.to(torch.int64))
     on_cpu = all(x.device.type == "cpu" for x in parts)
@@ -50,4 +50,4 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.int64) if np.shape(value) == (0,) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RedblueError(f"positions.{name} must be whole numbers, one for each: {error}") from None
+        raise RedblueError(f"positions.{name} must be whole numbers in an array or a tensor: {error}") from None

@@ -31,7 +31,7 @@ def figure(comparison: Comparison) -> alt.FacetChart:
         for (schedule, name), each in point.counts.items()
     ]
     if not lines:
-        raise RedblueError("nothing to draw: no schedule fits any of the capacities, give larger --words")
+        raise RedblueError("nothing to draw, because no schedule fits any of the capacities: give larger --words")
     bounds = [
         {"facet": _title(name), "M": point.words, "y": value / pairs, "bound": kind}
         for name in comparison.formats

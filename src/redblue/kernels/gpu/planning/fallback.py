@@ -60,7 +60,7 @@ def run(
     if out_of_memory is not None:
         raise out_of_memory
     least = min(refused, key=lambda launch: launch.shared_bytes)
-    raise RedblueError(f"{refused[least]}; every other planned launch fails, too")
+    raise RedblueError(f"{refused[least]}; every other planned launch fails, too: move the tensors with .cpu()")
 
 
 def forget() -> None:

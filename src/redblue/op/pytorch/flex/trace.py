@@ -48,7 +48,10 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RedblueError(f"score_mod draws random numbers ({func}): it must be a function of its arguments")
         if func.overloadpacket == aten.set_:
-            raise RedblueError("score_mod copies the memory of a tensor, which takes its value out of the trace")
+            raise RedblueError(
+                "score_mod copies the memory of a tensor, which takes its value out of the trace: compute with the "
+                "tensor itself"
+            )
         if not nodes or func.overloadpacket in _FRESH:
             result = func(*args, **kwargs)
             self.constants |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
@@ -70,7 +73,10 @@ class Recorder(TorchDispatchMode):
             for i, part in enumerate(result):
                 self.nodes[id(part)] = Node(operator.getitem, (node, i), {}, part, names, grad)
         else:
-            raise RedblueError(f"score_mod uses {func}, which does not return tensors, on {text(nodes[0])}")
+            raise RedblueError(
+                f"score_mod uses {func}, which does not return tensors, on {text(nodes[0])}: use functions that return "
+                "tensors"
+            )
         return result
 
 
@@ -109,7 +115,10 @@ class Indexing(ScalarIndexing):
             raise RedblueError(f"score_mod uses {name} on a list, which takes values out of the trace: use torch.stack")
         results = [x for x in tree_leaves(result) if not any(x is y for y in given)]  # type_as may return its argument
         if any(isinstance(x, Node) for x in given) and not all(self._is_known(x, is_fact) for x in results):
-            raise RedblueError(f"score_mod uses {name}, which takes a tensor's value out of the trace")
+            raise RedblueError(
+                f"score_mod uses {name}, which takes a tensor's value out of the trace: use PyTorch's functions on "
+                "tensors"
+            )
         return result
 
     def _is_known(self, x: Any, is_fact: bool) -> bool:
@@ -145,6 +154,7 @@ def trace(score_mod: Callable[..., Any], dtype: torch.dtype, device: torch.devic
         # Only the result of a torch.autograd.Function has a gradient although its operators ran without gradients
         if not node.with_gradient and value_of(node).requires_grad:
             raise RedblueError(
-                f"score_mod uses a torch.autograd.Function, which has a custom gradient, in {text(node)}"
+                f"score_mod uses a torch.autograd.Function, which has a custom gradient, in {text(node)}: use "
+                "PyTorch's own functions"
             )
     return recorder.expression(result)
