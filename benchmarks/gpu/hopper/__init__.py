@@ -1,0 +1,1 @@
+"""Checks and times variants of the Hopper forward kernel, each in a worker process."""

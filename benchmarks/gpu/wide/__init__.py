@@ -1,0 +1,1 @@
+"""Times the kernels for wide heads, tile by tile, then whole calls and their peers."""
