@@ -1,4 +1,4 @@
-"""A tiny language model with random weights, for serve.py: its tokens are bytes, its attention is the caller's."""
+"""A tiny language model with random weights, for serve.py. Its tokens are bytes, and the caller computes attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Attend = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Model:
-    """A decoder with random weights whose tokens are bytes: grouped heads, rotated positions. `end` ends a text."""
+    """A decoder with random weights, grouped heads and rotary positions. The token `end` marks the end of a text."""
 
     end = 0
 
@@ -26,11 +26,11 @@ class Model:
         shapes |= {"up": (width, 2 * width), "down": (2 * width, width)}
         self.layers = [{name: matrix(*shape) for name, shape in shapes.items()} for _ in range(layers)]
         for weights in self.layers:
-            weights["qkv"] *= 3  # so that attention selects few tokens, and the texts depend on the prompts
+            weights["qkv"] *= 3  # attention then selects few tokens, so that the texts depend on the prompts
         self.logits = matrix(width, 256)
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, attend: Attend) -> np.ndarray:
-        """The last hidden states (n, width). attend(layer, q, k, v) takes and returns arrays (n, heads, d)."""
+        """Return the last hidden states (n, width). attend(layer, q, k, v) takes and returns arrays (n, heads, d)."""
         x = self.embedding[tokens]
         for number, weights in enumerate(self.layers):
             qkv = (normalised(x) @ weights["qkv"]).reshape(len(x), -1, self.d)

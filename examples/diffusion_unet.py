@@ -18,11 +18,11 @@ from torch.nn.functional import interpolate, mse_loss, scaled_dot_product_attent
 
 import redblue as rb
 
-TOKENS, TEXT = 77, 64  # of the prompt, and features of each token
+TOKENS, TEXT = 77, 64  # tokens of the prompt, and features of each token
 
 
 class Attention(nn.Module):
-    """Attention from pixels to `context`, which is the pixels themselves or the prompt."""
+    """Attention of pixels to a context: the pixels themselves, or the prompt."""
 
     def __init__(self, width: int, context: int, heads: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual convolution that depends on the time, then self- and cross-attention."""
+    """A residual convolution that depends on the diffusion time, then self- and cross-attention."""
 
     def __init__(self, inside: int, width: int, heads: int = 2) -> None:
         super().__init__()
@@ -59,6 +59,8 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
+    """A U-Net of two resolutions: blocks before, at and after the lower one."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.enter, self.leave = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
@@ -108,7 +110,7 @@ def main() -> None:
     with rb.sdpa() as used:
         ours = measure(lambda: train(*sizes))
     theirs = measure(lambda: train(*sizes))
-    print(f"{options.size**2:,} pixels attend each other and {TOKENS} tokens; {used}")
+    print(f"{options.size**2:,} pixels attend each other, and {TOKENS} tokens; {used}")
     show("redblue", ours)
     show("PyTorch", theirs)
     check_close("losses", ours.result[0], theirs.result[0], 1e-3)

@@ -22,7 +22,7 @@ torch = need("torch", "redblue[torch]")
 
 import redblue as rb
 
-BYTES = 256  # the symbols of the model
+BYTES = 256  # number of symbols: each byte is one
 F = torch.nn.functional
 
 
@@ -77,11 +77,11 @@ class Gpt(torch.nn.Module):
         return self.logits(self.norm(x))
 
 
-# 3. The text: windows of n + 1 bytes. The model reads n of them and predicts the next byte at each.
+# 3. The text: windows of n + 1 bytes. The model reads the first n bytes, and predicts the byte after each of them.
 
 
 def read_text(path: Path | None) -> torch.Tensor:
-    """The bytes of a file, or of the modules of Python's library."""
+    """Return the bytes of a file, or of the modules of Python's library."""
     files = [path] if path else sorted(Path(os.__file__).parent.glob("*.py"))
     try:
         text = b"\n".join(file.read_bytes() for file in files)
@@ -91,7 +91,7 @@ def read_text(path: Path | None) -> torch.Tensor:
 
 
 def batch_of(text, size: int, n: int, step: int):
-    """The batch of a step. It depends only on the step, so all runs train on the same batches."""
+    """Return the batch of a step. It depends only on the step, so all runs train on the same batches."""
     random = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - n, (size,), generator=random).tolist()
     windows = torch.stack([text[start : start + n + 1] for start in starts])
@@ -147,7 +147,7 @@ def main() -> None:
         middle = sorted(seconds)[len(seconds) // 2]
         print(f"{name:13} loss {losses[0]:.4f} -> {losses[-1]:.4f}, {middle:.3f} s per step")
         if name != "PyTorch SDPA":
-            # Rounding differs; training makes such differences grow slowly. bfloat16 keeps 8 bits of a number.
+            # The runs round differently; training slowly amplifies the differences. bfloat16 has 8 significant bits
             check_close(f"losses with {name}", losses, base, 0.1 if options.bf16 else 0.02)
 
 

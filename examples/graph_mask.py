@@ -3,7 +3,8 @@
     python examples/graph_mask.py --nodes 20000 --steps 50
 
 The graph is random, with communities that the model has to find from noisy features. redblue reads the graph as CSR and
-gathers its pairs; PyTorch needs a dense mask of nodes x nodes, so it is compared only up to --dense nodes.
+computes only the pairs of its edges. PyTorch needs a dense mask of nodes x nodes, so it is compared only up to --dense
+nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COMMUNITIES = 4
 
 
 def graph_mask(graph) -> rb.Mask:
-    """The mask of a graph: row i lists the neighbours of node i, and i itself, in ascending order."""
+    """Return the mask of a graph: row i lists the neighbours of node i, and i itself, in ascending order."""
     indptr, indices = [0], []
     for node in range(graph.number_of_nodes()):
         indices += sorted({*graph[node], node})
@@ -49,6 +50,8 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
+    """Layers of attention between two linear maps: from features, and to a score for each community."""
+
     def __init__(self, features: int, width: int, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         self.enter, self.leave = torch.nn.Linear(features, width), torch.nn.Linear(width, COMMUNITIES)
@@ -87,7 +90,7 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    n, inside, across = options.nodes, 10, 2  # mean degree inside of and across communities
+    n, inside, across = options.nodes, 10, 2  # mean number of neighbours in the same and in other communities
     sizes = [n // COMMUNITIES] * COMMUNITIES
     chances = [
         [(inside if a == b else across / 3) * COMMUNITIES / n for b in range(COMMUNITIES)] for a in range(COMMUNITIES)

@@ -1,4 +1,4 @@
-"""Attention over Python's own help: its 79 texts as packed documents, and its topics as a graph of references.
+"""Attention over Python's own help: its texts as packed documents, and its topics as a graph of references.
 
     python examples/help_topics.py
 
@@ -16,17 +16,20 @@ import redblue as rb
 from redblue import Mask
 
 HEADS, D = 4, 32
-MAX_BYTES = 2048  # of each text, to keep the example fast
+MAX_BYTES = 2048  # bytes used of each text, to keep the example fast
 
 
 def texts() -> tuple[np.ndarray, np.ndarray]:
-    """(all texts one after another, as numbers 0 to 255, the length of each text)."""
+    """Return the bytes of all texts, one text after another, and the length of each text."""
     parts = [np.frombuffer(text.encode()[:MAX_BYTES], np.uint8) for text in topics.values()]
     return np.concatenate(parts), np.array([len(part) for part in parts])
 
 
 def references() -> tuple[list[str], list[int], list[int]]:
-    """(names of the topics of help(), rows, cols): topic rows[i] refers to topic cols[i], and each topic to itself."""
+    """Return the names of the topics of help(), and their references: topic rows[i] refers to topic cols[i].
+
+    Each topic also refers to itself. Returns (names, rows, cols).
+    """
     topic_entries = {name: entry for name, entry in pydoc.Helper.topics.items() if isinstance(entry, tuple)}
     names = list(topic_entries)
     edges = [(i, i) for i in range(len(names))]

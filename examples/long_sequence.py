@@ -1,10 +1,10 @@
-"""Train attention on one long sequence in several processes. Each holds a part of the tokens and sends a few keys.
+"""Train attention on one long sequence in several processes. Each process holds some tokens and sends a few keys.
 
     torchrun --nproc-per-node 4 examples/long_sequence.py --tokens 65536 --window 1024
     python examples/long_sequence.py
 
-The second command runs it in one process. Rank 0 prints the loss of each step, which does not depend on the number of
-processes.
+The second command runs in one process. Rank 0 prints the loss of each step. Except for rounding, the loss does not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redblue import Mask, distributed
 
 
 def start() -> None:
-    """Join the other processes of torchrun, if there are any."""
+    """Form a group with the other processes of torchrun, or alone without torchrun."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
@@ -32,7 +32,7 @@ def start() -> None:
 
 
 def train(tokens: int, window: int, steps: int, heads: int = 2, d: int = 32) -> list[float]:
-    """Learn to repeat the signal of `window` tokens ago by one layer of attention. Returns the losses."""
+    """Train one layer of attention to repeat the signal of `window // 2` tokens earlier. Return the losses."""
     mask, width = Mask.sliding_window(window), heads * d
     placement = distributed.best_placement(mask, tokens, dist.get_world_size())
     generator = torch.Generator().manual_seed(0)  # every process draws the whole array and keeps its part
@@ -47,7 +47,7 @@ def train(tokens: int, window: int, steps: int, heads: int = 2, d: int = 32) -> 
         loss = (out.transpose(0, 1).flatten(1) - wanted).square().sum() / (tokens * width)
         optimizer.zero_grad()
         loss.backward()
-        for total in (weights.grad, loss.detach()):  # each process has the contribution of its own tokens
+        for total in (weights.grad, loss.detach()):  # each process has only the contribution of its own tokens
             dist.all_reduce(total)
         optimizer.step()
         losses.append(loss.item())

@@ -1,4 +1,4 @@
-"""Helpers of the examples: check options, measure a piece of work, compare results, name a missing package."""
+"""Helpers of the examples: check options, measure time and memory, compare results, report a missing package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Measured(NamedTuple):
-    """The result of some work, its time, and the growth of the process's memory (None if it cannot be read)."""
+    """The result of a call, its time, and the growth of the process's memory (None if it cannot be read)."""
 
     result: Any
     seconds: float
@@ -44,7 +44,7 @@ def at_least(least: int, multiple: int = 1) -> Callable[[str], int]:
 
 
 def measure(work: Callable[[], Any]) -> Measured:
-    """Do the work once."""
+    """Call `work` once, and measure its time and how much the peak of the process's memory exceeds the start."""
     gc.collect()
     before = _start_of_peak()
     start = time.perf_counter()
@@ -55,7 +55,7 @@ def measure(work: Callable[[], Any]) -> Measured:
 
 
 def _start_of_peak() -> float | None:
-    """Reset the process's peak of memory (Linux only), and return its current memory."""
+    """Reset the peak of the process's memory (Linux only). Return the current memory, None if this is not possible."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -69,13 +69,16 @@ def _megabytes(field: str) -> float | None:
 
 
 def show(name: str, measured: Measured) -> None:
-    """Print the time and the memory of some work."""
+    """Print the time and the memory of a measured call."""
     memory = "" if measured.megabytes is None else f", memory grew by {measured.megabytes:.0f} MB"
     print(f"{name:10} {measured.seconds:8.2f} s{memory}")
 
 
 def check_close(what: str, ours: Any, theirs: Any, tolerance: float) -> None:
-    """Print the largest difference of two tensors relative to the largest entry. End the program if it is too large."""
+    """Print the largest difference of two tensors, relative to the largest entry of `theirs`.
+
+    End the program if this number exceeds the tolerance.
+    """
     scale = max(float(theirs.abs().max()), 1e-30)
     difference = float((ours - theirs).abs().max()) / scale
     print(f"{what}: largest relative difference {difference:.1e}")

@@ -3,7 +3,8 @@
     python examples/own_schedule.py --figure own.svg
     redblue --plugin examples/own_schedule.py count --n-q 4096 --n-k 77 --d 128 --words 2048
 
-The program is written once. Registering it runs it on small problems, and refuses wrong results or closed forms.
+The schedule is written once, as a program. `rb.register_schedule` runs this program on small problems, and raises an
+error if a result or the closed form is wrong.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ LOWEST = -1e300  # below every score; a row that attends no key keeps it as its 
 
 
 class Tiles(NamedTuple):
-    rows: Any  # queries whose scores stay
-    cols: Any  # keys per slice
+    rows: Any  # queries of a block, whose scores stay in the cache
+    cols: Any  # keys that are loaded at once
 
 
 def forward(m, problem, t, q, k, v, out, lse):
-    """Compute the scores of a block of queries feature by feature, then their softmax, then the output likewise."""
+    """Compute all scores of a block of queries, feature by feature, then the softmax, then the output by features."""
     pairs, keys = problem.mask.on(problem.n_q, problem.n_k), range(problem.n_k)
     for i in blocks(problem.n_q, t.rows):
         m.cols_of(pairs, i)  # look up the mask
@@ -59,7 +60,7 @@ def forward(m, problem, t, q, k, v, out, lse):
 
 
 def cost(p, t):
-    """The closed form. It uses np.minimum and np.maximum because the search calls it with arrays of edges."""
+    """Return the closed form. The search of tiles calls it with arrays of tiles, hence np.minimum and np.maximum."""
     rows, cols = np.minimum(t.rows, p.n_q), np.minimum(t.cols, p.n_k)
     reads = p.n_q * p.d + -(-p.n_q // rows) * p.n_k * (p.d + p.d_v)
     peak = rows * p.n_k + rows + np.maximum(rows, cols)
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--figure", help="also draw words over M for all schedules, into this .svg, .png or .html")
     options = parser.parse_args()
 
-    problem = rb.Problem(n_q=4096, n_k=77, d=128)  # the cross attention of an image model: 4096 pixels, 77 tokens
+    problem = rb.Problem(n_q=4096, n_k=77, d=128)  # cross-attention of an image model: 4096 pixels attend 77 tokens
     bound = rb.lower_bound(problem, words=options.words)
     for name in ("flash", "hybrid", "small_cache", few_keys.name):
         words = rb.count(name, problem, words=options.words).words

@@ -1,10 +1,10 @@
-"""Fine-tune a small transformers model on packed documents: the texts of Python's own help, as bytes.
+"""Train a small transformers model on packed documents: the texts of Python's own help, as bytes.
 
     python examples/packed_documents.py --tokens 4096 --steps 20
 
-The documents lie one after another in one row; position_ids restart with each document. transformers' default attention
-then builds a mask of tokens x tokens; with attn_implementation="redblue", no such mask is built, and pairs across
-documents are not computed. The model is Llama-shaped with random weights, so nothing is downloaded.
+The documents lie one after another in one row, and position_ids restart at each document. transformers' default
+attention then builds a mask of tokens x tokens. With attn_implementation="redblue", no such mask is built, and pairs
+across documents are not computed. The model has Llama's architecture and random weights, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redblue.integrations.transformers import register
 
 
 def packed(total: int):
-    """Return the first `total` bytes of the help texts (1, total), and the length of each text."""
+    """Return the bytes of the help texts, at most 512 of each and `total` in all, (1, n), and the length of each."""
     texts = [text.encode()[:512] for text in topics.values()]
     lengths, room = [], total
     for text in texts:

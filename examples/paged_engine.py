@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 class Pages:
-    """The pages of a cache by number: reference counts, free pages, and the names of full pages.
+    """The pages of a cache, by their numbers: reference counts, free pages, and the names of full pages.
 
     A free page keeps its name and its content until it is taken again. The least recently used free page is taken
     first.
@@ -49,23 +49,26 @@ class Pages:
         return page
 
     def share(self, pages: Sequence[int]) -> None:
+        """Add one reference to each page. Free pages are then no longer free."""
         for page in pages:
             self.free.pop(page, None)
             self.references[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        for page in reversed(pages):  # the last first: a page is useful only with those before it
+        """Remove one reference from each page. Pages without references are then free."""
+        # The last page is freed, and later overwritten, first: a page is useful only together with all pages before it
+        for page in reversed(pages):
             self.references[page] -= 1
             if not self.references[page]:
                 self.free[page] = None
 
     def name(self, page: int, name: bytes) -> None:
-        """Let later requests find this full page. If several pages have the same name, only the first one is found."""
+        """Name a full page, so that later requests find it. If several pages have one name, only the first is found."""
         if self.page_of.setdefault(name, page) == page:
             self.name_of[page] = name
 
     def found(self, names: Sequence[bytes]) -> list[int]:
-        """The pages with these names, up to the first name that no page has."""
+        """Return the pages with these names, up to the first name that no page has."""
         pages: list[int] = []
         while len(pages) < len(names) and names[len(pages)] in self.page_of:
             pages.append(self.page_of[names[len(pages)]])
@@ -89,6 +92,7 @@ class Request:
 
     @property
     def pending(self) -> int:
+        """The number of tokens that are not in the cache yet."""
         return len(self.tokens) - self.cached
 
     @property
@@ -96,7 +100,10 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     def names_of(self, pages: int, page: int) -> list[bytes]:
-        """The names of the leading pages: hashes of a page's tokens and the previous name."""
+        """Return the names of the first pages. A name is the hash of the name before it and the tokens of the page.
+
+        pages: how many names. page: tokens of a page.
+        """
         while len(self.names) < pages:
             i = len(self.names) * page
             before = self.names[-1] if self.names else b""
@@ -105,10 +112,10 @@ class Request:
 
 
 class Engine:
-    """Runs requests in batches, oldest first. Everything except the model's step happens in the event loop.
+    """Runs requests in batches, the oldest first. The model computes in a thread; all else runs in the event loop.
 
-    pages, page: pages of the cache and tokens that each holds. batch: most requests that run together. chunk: most
-    tokens of prompts and generation in a step.
+    pages: pages of the cache. page: tokens of a page. batch: most requests that run together. chunk: most tokens of a
+    step, those of prompts and generated ones together.
     """
 
     def __init__(self, model: Model, pages: int = 512, page: int = 16, batch: int = 32, chunk: int = 256) -> None:
@@ -152,7 +159,7 @@ class Engine:
         self._wake.set()
 
     def stats(self) -> dict[str, int]:
-        """The current state, and counts since the start: requests by outcome, steps, tokens."""
+        """Return the current state, and counts since the start: requests by outcome, steps, tokens."""
         now = {"pages": len(self.pages.references), "free_pages": len(self.pages.free)}
         now |= {"waiting": len(self.waiting), "running": len(self.running)}
         names = (
@@ -170,7 +177,7 @@ class Engine:
         return now | {name: self.counts[name] for name in names}
 
     async def run(self) -> None:
-        """Step while there are requests; wait while there are none."""
+        """Run steps while there are requests, and wait while there are none. Returns after `stop`."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "step") as worker:
             while True:
@@ -191,7 +198,7 @@ class Engine:
                     await self._wake.wait()
 
     def schedule(self) -> list[tuple[Request, int]]:
-        """The requests of the next step, each with the number of tokens to feed. Empty if there is nothing to do."""
+        """Return the requests of the next step, with the number of tokens to feed. Empty if there is nothing to do."""
         self._drop_ended()
         self._admit()
         return self._plan()
@@ -227,7 +234,7 @@ class Engine:
             for page, name in zip(request.pages, request.names_of(full, self.page), strict=False):
                 self.pages.name(page, name)
             if request.pending or request.ended:
-                continue  # more of the prompt follows, or the client has disconnected
+                continue  # tokens are left to feed, or the request has ended
             self.counts["tokens"] += 1
             request.tokens.append(token)
             request.events.put_nowait(token)
@@ -268,7 +275,8 @@ class Engine:
     def _plan(self) -> list[tuple[Request, int]]:
         """Divide the tokens of a step among the running requests. Generation comes before prompts.
 
-        The oldest request always gets a token, and pages by preempting others, so every step makes progress.
+        The oldest request always gets a token. If it lacks pages, younger requests lose theirs. So every step makes
+        progress.
         """
         budget = max(1, self.chunk - sum(request.pending == 1 for request in self.running))
         batch: list[tuple[Request, int]] = []
@@ -285,8 +293,8 @@ class Engine:
     def _reserve(self, request: Request, tokens: int) -> bool:
         """Give a request pages for `tokens` tokens. While no page is free, the youngest request returns to the queue.
 
-        Returns False if the request itself had to return. Requests are planned from oldest to youngest, so planned
-        requests stay.
+        Returns False if the request itself had to return to the queue. A request that is already planned for this step
+        never has to, because requests are planned from the oldest to the youngest.
         """
         while len(request.pages) < self._pages_for(tokens):
             if self.pages.free:

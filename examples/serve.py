@@ -4,9 +4,11 @@
     curl -d '{"prompt": "To be, or", "max_tokens": 20, "stream": true}' http://127.0.0.1:8000/generate
     python examples/serve.py --demo
 
-Attention is rb.attention_paged, on a cache that rb.append_paged writes; prompts that begin alike share pages. The model
-has random weights, so its texts mean nothing. POST /generate takes a JSON object: prompt (text), max_tokens (16) and
-stream (false). GET /stats shows the pages, the queue and the counts. Ctrl-C lets the running requests finish.
+rb.append_paged writes the cache, and rb.attention_paged attends on it. Prompts that begin alike share pages. The model
+has random weights, so its texts mean nothing.
+
+POST /generate takes a JSON object: prompt (text), max_tokens (default 16) and stream (default false). GET /stats shows
+the pages, the queue and the counts. Ctrl-C stops the server after it has finished the running requests.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for NumPy, whose products are small; its idle threads would spin
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's products are small here, and its idle threads would spin
 
 from byte_model import Model
 from measuring import at_least
 from paged_engine import Engine, Refused, Request
 
 MAX_HEAD_BYTES, MAX_BODY_BYTES = 16 * 1024, 1024 * 1024
-PATIENCE_SECONDS = 30.0  # for a client to send its request
+PATIENCE_SECONDS = 30.0  # time in which a client must send its request
 LINGER_SECONDS = 1.0  # a rejected client may still be sending; closing at once would lose the response
 TYPES = {"prompt": str, "max_tokens": int, "stream": bool}
 
 
 def generation(body: bytes) -> tuple[bytes, int, bool]:
-    """Return the prompt, max_tokens and stream of a body. Raises Refused if the body is not such a JSON object."""
+    """Return the prompt, max_tokens and stream of a request's body. Raises Refused for any other body."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -108,7 +110,7 @@ def write_chunk(writer: asyncio.StreamWriter, value: Any) -> None:
 
 
 async def gone(reader: asyncio.StreamReader) -> None:
-    """Return when the client has closed its end. Discards its input until then."""
+    """Wait until the client has closed its end of the connection. Discards its input until then."""
     with contextlib.suppress(ConnectionError):
         while await reader.read(MAX_HEAD_BYTES):
             pass
@@ -140,7 +142,7 @@ class Server:
         await self.steps
         if self.connections:
             late = (await asyncio.wait(self.connections, timeout=LINGER_SECONDS))[1]
-            for connection in late:  # a client that sends no request, or does not read its response
+            for connection in late:  # the client sends no request, or does not read its response
                 self.connections[connection].transport.abort()
             await asyncio.gather(*late)
 
@@ -185,7 +187,7 @@ class Server:
         try:
             await (self._stream if stream else self._whole)(request, writer)
         finally:
-            watch.cancel()  # which also cancels the request, if it has not ended
+            watch.cancel()  # its callback then ends the request, unless the request has ended already
 
     async def _whole(self, request: Request, writer: asyncio.StreamWriter) -> None:
         while isinstance(await request.events.get(), int):

@@ -1,10 +1,10 @@
-"""Train T5's relative position bias: a learned bias per head and bucket of distances, with its gradient.
+"""Train T5's relative position bias: one learned number for each head and each bucket of distances.
 
     python examples/t5_bias.py --n 1024 --steps 10
 
-A T5 encoder layer in plain PyTorch, with random weights. If a bias needs a gradient, PyTorch's attention on CPUs takes
-its slow path and keeps all scores and probabilities. redblue recomputes them in its backward pass, which also sums the
-bias's gradient.
+The model is an encoder like T5's in plain PyTorch, with random weights. If a bias needs a gradient, PyTorch's attention
+on CPUs takes its slow path, which keeps all scores and probabilities. redblue computes them again in its backward pass,
+and adds up the gradient of the bias in the same pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ BUCKETS, FARTHEST = 32, 128
 
 
 def buckets(n: int):
-    """The bucket of each pair of positions (n, n): one per short distance, then logarithmic, for each sign."""
+    """Return the bucket of each pair of positions, (n, n).
+
+    Short distances have a bucket each, and longer distances share buckets of logarithmic width. Keys before and after
+    the query have separate buckets.
+    """
     distance = torch.arange(n) - torch.arange(n)[:, None]
     half, size = BUCKETS // 2, distance.abs()
     exact = half // 2
@@ -33,7 +37,7 @@ def buckets(n: int):
 
 
 class Encoder(nn.Module):
-    """Layers of T5's encoder, which share one table of biases; T5 does not scale the scores."""
+    """Attention layers as in T5's encoder. All layers share one table of biases, and scores are not scaled."""
 
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -63,9 +67,10 @@ def theirs(q, k, v, bias):
 
 
 def train(attend, n: int, batch: int, steps: int):
-    """Predict the token three places earlier, which attention finds only by the bias.
+    """Train a model to predict, at each position, the token three positions earlier.
 
-    Return losses and first gradients.
+    The tokens are random, so attention can find this token only by the bias. Returns the losses, and the gradient of
+    the bias in the first step.
     """
     torch.manual_seed(0)
     model, losses, first = Encoder(64, 64, 4, 2), [], None
