@@ -147,7 +147,7 @@ def main() -> None:
         middle = sorted(seconds)[len(seconds) // 2]
         print(f"{name:13} loss {losses[0]:.4f} -> {losses[-1]:.4f}, {middle:.3f} s per step")
         if name != "PyTorch SDPA":
-            # The runs round differently; training slowly amplifies the differences. bfloat16 has 8 significant bits
+            # The runs round differently; training slowly amplifies the differences. bfloat16 has 8 significant bits.
             check_close(f"losses with {name}", losses, base, 0.1 if options.bf16 else 0.02)
 
 
