@@ -16,7 +16,10 @@ EPILOG = "Example: redblue bound --n 4096 --d 128 --words 12288"
 
 @with_any_problem
 def command(problem: AnyProblem, words: Words = None, as_json: Json = False) -> None:
-    """Lower bounds on the words that any schedule moves: formula, conditions, source; proved or order-only."""
+    """Print lower bounds on the words that any schedule moves, with formula, conditions and source.
+
+    "order only" marks a paper's form whose constant is not known, which is no proved bound.
+    """
     if words is None:
         raise RedblueError("a bound needs the cache's capacity: give --words (example: --words 12288)")
     bounds = lower_bounds(problem, words)

@@ -27,7 +27,7 @@ def command(
     schedule: Annotated[
         str | None,
         typer.Argument(
-            help="A schedule, as redblue schedules lists them; if left out, all that fit.",
+            help="The name of a schedule (redblue schedules lists them); all that fit, if left out.",
             callback=known_schedule,
             autocompletion=schedule_names,
         ),
@@ -39,14 +39,16 @@ def command(
     ] = 1,
     index: Annotated[
         str,
-        typer.Option(help="Format of the stored mask: bits, blocks, tiles[:EDGE], csr, coo, N:M; rule: not stored."),
+        typer.Option(
+            help="Format of the stored mask: bits, blocks, tiles[:EDGE], csr, coo or N:M; rule for a mask not stored."
+        ),
     ] = "rule",
     run: Annotated[
         bool, typer.Option("--run", help="Count by running the schedule, not from its closed form.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Words that a schedule moves through a cache: with its best tiles, or with yours."""
+    """Count the words that a schedule moves through a cache, with its best tiles or with yours."""
     counter, edges = (counts.run if run else counts.count), parse_tiles(tiles)
     results: list[counts.Count] = []
     reasons: list[str] = []

@@ -19,16 +19,20 @@ def command(
     name: Annotated[str | None, typer.Argument(help="The experiment's name; --list shows all names.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the experiments and their questions.")] = False,
     out: Annotated[Path, typer.Option(help="The folder for JSON, figures and page.")] = Path("docs", "results"),
-    quick: Annotated[bool, typer.Option("--quick", help="A few small points, in seconds; training: minutes.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="All points, which is the default; training: hours.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure a few small points: seconds, or minutes for training.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Measure all points (the default): hours for training.")] = False,
     only: Annotated[str | None, typer.Option(help="Run one part of an experiment that has parts.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes; all cores if left out.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes; one per core if left out.", min=1)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the points that an earlier run kept.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of these names that no run wrote.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace any files of these names, also full results by quick ones.")
+    ] = False,
     only_draw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the JSON file again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment, and write the figure and page that docs/results shows. An interrupted run can continue."""
+    """Run an experiment, and write its figure and its page. The same command continues an interrupted run."""
     from redblue.studies import experiments
     from redblue.studies.experiments.terminal import result_text
 

@@ -24,7 +24,7 @@ EPILOG = "Example: redblue info. Another instruction set: REDBLUE_ISA=avx2 redbl
 
 
 def command(as_json: Json = False) -> None:
-    """This machine's properties for the kernels: instruction sets, the chosen one, caches, threads."""
+    """Show the properties of this machine that the kernels use: instruction sets, the chosen one, caches, threads."""
     data = describe()
     show(data, _tables(data), as_json)
 

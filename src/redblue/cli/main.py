@@ -33,7 +33,8 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's; newer versions of Ty
 UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
-    help="The fewest words that attention must move, the schedule and tiles for it, and its cost on a machine.",
+    help="Compute the fewest words that attention must move, the best schedule and tiles for a machine, and its time.",
+    epilog="Example: redblue plan llama-3-8b --memory h100-sxm. Each command has its own example: redblue plan --help",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

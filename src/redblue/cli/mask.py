@@ -34,12 +34,14 @@ def command(
     n: N = None,
     n_q: NQ = None,
     n_k: NK = None,
-    tile: Annotated[str | None, typer.Option("--tile", help="Tiles of QUERIES[,KEYS]; about 64 if left out.")] = None,
+    tile: Annotated[
+        str | None, typer.Option("--tile", help="Edges of a tile, QUERIES[,KEYS]; at least 64 if left out.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the tiles into this file: .svg, .png or .html.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the pairs that a mask keeps, and its empty, full and partly attended tiles."""
+    """Count the pairs that attend under a mask, and its empty, full and partly attended tiles; draw it."""
     from redblue.base.charts import SUFFIXES, write
     from redblue.base.files import check_target
     from redblue.masks.picture import plot, shaded

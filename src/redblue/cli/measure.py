@@ -27,7 +27,8 @@ def measure(
     problem: Problem,
     words: Words = None,
     using: Annotated[
-        str, typer.Option("--with", help="cachegrind, probe, interpreter, counters, ncu, or auto: the best that works.")
+        str,
+        typer.Option("--with", help="The meter: cachegrind, probe, interpreter, counters, ncu; auto: the best here."),
     ] = "auto",
     schedule: Annotated[
         str | None,
@@ -43,13 +44,16 @@ def measure(
     ] = None,
     boundary: Annotated[
         str | None,
-        typer.Option(help="For counters: L1d/L2, L2/L3, L3/DRAM; for ncu: 'shared memory and L1/L2', L2/DRAM."),
+        typer.Option(
+            help="The boundary to measure: L1d/L2, L2/L3 or L3/DRAM for counters; 'shared memory and L1/L2' or L2/DRAM "
+            "for ncu."
+        ),
     ] = None,
     line: Annotated[int, size("--line", help="Line size of the simulated cache, in bytes.", unit="bytes")] = 64,
     ways: Annotated[str, typer.Option(help="Lines per set of the simulated cache; full: one set.")] = "full",
     as_json: Json = False,
 ) -> None:
-    """Words that a compiled kernel really moves, beside its schedule's count and the lower bound.
+    """Measure the words that a compiled kernel moves, and show them beside its schedule's count and the lower bound.
 
     The type is float32 unless --dtype says otherwise.
     """

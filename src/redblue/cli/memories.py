@@ -19,12 +19,14 @@ EPILOG = "Example: redblue memories. One machine, with its sources: redblue memo
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(help="One machine: catalogue name, this-machine or TOML file.", autocompletion=memory_names),
+        typer.Argument(
+            help="A catalogue name, this-machine or a TOML file; all machines if left out.", autocompletion=memory_names
+        ),
     ] = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure this machine again (about 2 s).")] = False,
     as_json: Json = False,
 ) -> None:
-    """The machines of the catalogue, and this one."""
+    """List the machines of the catalogue and this machine, or show one of them with its sources."""
     if remeasure:
         this_machine(remeasure=True)
     machines = [memory(each) for each in ([*list_memories(), "this-machine"] if name is None else [name])]

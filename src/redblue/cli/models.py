@@ -18,7 +18,7 @@ def command(
     n: ModelN = None,
     as_json: Json = False,
 ) -> None:
-    """The attention shapes of the catalogue's models, or of any config.json."""
+    """Show the attention shapes of the catalogue's models, or of any config.json."""
     models = [model(each, n=n) for each in (list_models() if name is None else [name])]
     data = [
         {"name": each.name, "title": each.title, "source": each.source, "notes": list(each.notes)}

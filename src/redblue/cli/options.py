@@ -88,7 +88,7 @@ Memories = Annotated[
     typer.Option(
         "--memory",
         "-m",
-        help="A machine of the catalogue, this-machine, a TOML file, or a cluster: 8x NAME over LINK; repeatable.",
+        help="A machine of the catalogue, this-machine, a TOML file, or a cluster (8x NAME over LINK); repeatable.",
         autocompletion=memory_names,
     ),
 ]

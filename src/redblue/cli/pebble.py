@@ -31,7 +31,9 @@ from redblue.pebble.game_files import check_game_file
 from redblue.problem import Problem
 
 app = typer.Typer(
-    help="The red-blue pebble game: optima, legal games, bounds, and games to look at.", no_args_is_help=True
+    help="Play the red-blue pebble game: find cheapest games, check games, bound their cost, and draw them.",
+    epilog="Example: redblue pebble solve attention:n=2,d=1 --red 5",
+    no_args_is_help=True,
 )
 
 GraphText = Annotated[
@@ -43,20 +45,20 @@ GraphText = Annotated[
 ]
 Red = Annotated[int | None, size("--red", help="Red pebbles: words of the cache.")]
 RulesName = Annotated[str, typer.Option("--rules", help="red-blue, one-shot or partial.")]
-Sliding = Annotated[bool, typer.Option("--sliding", help="A red pebble may slide from a parent to the node computed.")]
+Sliding = Annotated[bool, typer.Option("--sliding", help="Let a red pebble slide from a parent to the computed node.")]
 Machine = Annotated[
     str | None,
     typer.Option(
         "--memory",
         "-m",
-        help="All levels of a machine's memory (catalogue name, this-machine or TOML file), instead of --red; solve "
-        "then needs --heuristic.",
+        help="Play on all levels of a machine's memory (catalogue name, this-machine or TOML file), instead of --red. "
+        "solve then needs --heuristic.",
         autocompletion=memory_names,
     ),
 ]
 FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl); - is stdout.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is not redblue's own of this kind.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace any file, not only redblue's own of this kind.")]
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 
@@ -109,14 +111,16 @@ def solve(
     sliding: Sliding = False,
     memory: Machine = None,
     heuristic: Annotated[
-        bool, typer.Option("--heuristic", help="A cheap game on a graph of any size, without proof.")
+        bool, typer.Option("--heuristic", help="Find a cheap game on a graph of any size, without proof.")
     ] = False,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds; the best game so far is then returned.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds until the search ends with the best game so far.")
+    ] = None,
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Find the cheapest game on a graph, with proof. Ctrl-C or the time limit return the best so far and a bound."""
+    """Find the cheapest game on a graph, with proof. After Ctrl-C or the time limit: the best so far, and a bound."""
     target = None if output is None else check_game_file(output, force)
     parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
@@ -189,7 +193,7 @@ def bound(
     memory: Machine = None,
     as_json: Json = False,
 ) -> None:
-    """Lower bounds on the cost of every game by these rules, the best first."""
+    """Print lower bounds on the cost of every game by these rules, the best first."""
     parsed = pebble.graph_named(graph)
     words, rule_set = _red_and_rules(red, rules, sliding, memory)
     with working("bounding"):
@@ -209,7 +213,9 @@ def trace(
     schedule: Annotated[
         str,
         typer.Argument(
-            help="A schedule, as redblue schedules lists them.", callback=known_schedule, autocompletion=schedule_names
+            help="The name of a schedule (redblue schedules lists them).",
+            callback=known_schedule,
+            autocompletion=schedule_names,
         ),
     ],
     words: Words = None,
@@ -242,7 +248,7 @@ def play(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Draw a saved game: a page that plays it move by move, or a strip of pictures."""
+    """Draw a saved game as a page that plays it move by move, or as a strip of pictures."""
     target = check_drawing(output, force)
     saved = pebble.read_game(game)
     path = pebble.write_game(output, *saved, title=title or game.stem, frames=frames, force=force)

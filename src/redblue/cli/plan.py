@@ -44,7 +44,9 @@ EPILOG = (
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(help="Catalogue name or config.json; or give --n and --d.", autocompletion=model_names),
+        typer.Argument(
+            help="Catalogue name or config.json; without one, give --n and --d.", autocompletion=model_names
+        ),
     ] = None,
     memory: Memories = None,
     n: N = None,
@@ -56,14 +58,16 @@ def command(
     heads: Annotated[int | None, size("--heads", help="Query heads; 1 if left out.")] = None,
     kv_heads: KvHeads = None,
     dtype: Dtype = None,
-    mask: Annotated[str | None, typer.Option(help="As in count; full if left out.")] = None,
+    mask: Annotated[
+        str | None, typer.Option(help="A mask, as redblue count --help describes; full if left out.")
+    ] = None,
     direction: Direction = "forward",
     page: Page = None,
     prefix: Prefix = None,
     v_in_k: VInK = False,
     as_json: Json = False,
 ) -> None:
-    """At each boundary of a machine or a cluster: regime, best schedule and tiles, words, bound, time."""
+    """Find the best schedule and tiles at each boundary of a machine or a cluster, with regime, words, bound, time."""
     if model is None:
         heads, mask = 1 if heads is None else heads, "full" if mask is None else mask
         problem = make_problem(n, n_q, n_k, d, d_v, batch, heads, kv_heads, dtype, mask, direction)

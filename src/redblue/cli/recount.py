@@ -14,7 +14,7 @@ EPILOG = "Example: redblue recount"
 
 
 def command(as_json: Json = False) -> None:
-    """Count the figures of the FlashAttention paper again: its algorithms line by line, and its Figure 2."""
+    """Recount the FlashAttention paper: the words of its algorithms, line by line, and the figures of its Figure 2."""
     with working("counting"):
         results = recount()
     show([asdict(each) | {"ratio": each.ratio} for each in results], recount_table(results), as_json)

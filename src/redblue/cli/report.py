@@ -21,7 +21,8 @@ MEMORIES = ("this-machine", "h100-sxm", "rtx-4090", "t4")  # if none are named
 
 def command(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Catalogue names or config.json files.", autocompletion=model_names)
+        list[str] | None,
+        typer.Argument(help="Catalogue names or config.json files; a few if left out.", autocompletion=model_names),
     ] = None,
     memory: Memories = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")] = Path("report.html"),
@@ -31,7 +32,7 @@ def command(
     direction: Direction = "forward",
     measure: Annotated[
         bool,
-        typer.Option("--measure/--no-measure", help="Run the kernels here, if this-machine is among the memories."),
+        typer.Option("--measure/--no-measure", help="Run and time the kernels, if this-machine is among the memories."),
     ] = True,
     results: Annotated[
         Path, typer.Option(help="A folder of experiment results that the page shows, if the folder exists.")
@@ -39,7 +40,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report of redblue.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Models on machines: regimes, schedules, words, bounds and times, as one HTML page and a summary."""
+    """Write an HTML page, and print a summary, of models on machines: schedules, words, bounds and times."""
     from redblue.studies.experiments import read_all
     from redblue.studies.report import check_output, collect, summary, write
 

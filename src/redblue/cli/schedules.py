@@ -22,7 +22,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The schedules: what each one is, its directions, its kernels and its source."""
+    """List the schedules: the algorithm of each, its directions, its kernels and its source."""
     chosen = list(SCHEDULES.values()) if name is None else [get(name)]
     with_kernel = {
         each.name: {

@@ -27,7 +27,9 @@ CAPACITIES = "1024:262144:x4"
 
 
 def command(
-    mask: Annotated[str, typer.Argument(help="A mask, as in count --mask, or a graph: FILE.mtx or FILE.npz.")],
+    mask: Annotated[
+        str, typer.Argument(help="A mask (redblue mask --help lists them), or a graph: FILE.mtx, FILE.npz.")
+    ],
     d: Annotated[int, size("--d", help="Head dimension of queries and keys.")] = 64,
     n: N = None,
     n_q: NQ = None,
@@ -41,16 +43,16 @@ def command(
     words: Annotated[
         str, typer.Option(metavar="VALUES", help="Capacities M in words: A,B,C or FIRST:LAST:xFACTOR.")
     ] = CAPACITIES,
-    schedule: Annotated[str | None, typer.Option(help="Schedules, A,B,C; all that apply, if left out.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Schedules A,B,C; all that apply, if left out.")] = None,
     index: Annotated[
         str | None,
         typer.Option(help="Formats: rule, bits, blocks, tiles[:EDGE], csr, coo, N:M; all that fit, if left out."),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Words per pair over M, as .svg, .png or .html.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw words per pair over M: .svg, .png or .html.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Words that attention on one mask moves, over M: every schedule, every mask format, and both lower bounds."""
+    """Count the words that attention moves under one mask: every schedule, format and capacity, and both bounds."""
     from redblue.base.charts import SUFFIXES, write
     from redblue.base.files import check_target
     from redblue.studies.sparse.picture import figure

@@ -22,19 +22,19 @@ EPILOG = (
 )
 AXES = {
     "n": "Sequence length (n_q = n_k).",
-    "n_q": "Queries, if not --n.",
-    "n_k": "Keys, if not --n.",
+    "n_q": "Number of queries, if not --n.",
+    "n_k": "Number of keys, if not --n.",
     "d": "Head dimension of queries and keys.",
     "d_v": "Head dimension of values; --d if left out.",
-    "words": "M: capacities of the cache, in words. Or --memory.",
-    "memory": "Machines (catalogue, this-machine, TOML files), each counted at every boundary. Or --words.",
+    "words": "Capacities M of the cache, in words; or give --memory.",
+    "memory": "Machines (catalogue, this-machine, TOML files), each counted at every boundary; or give --words.",
     "heads": "Query heads; 1 if left out.",
     "kv_heads": "Key/value heads; --heads if left out.",
     "batch": "Batch size; 1 if left out.",
-    "mask": "As in count, such as full,causal,window:1024,0; full if left out.",
-    "window": "Sliding windows: keys before the query's own. Or --mask.",
-    "dtype": "As in count; float16 if left out.",
-    "direction": "As in count; forward if left out.",
+    "mask": "Masks (redblue mask --help lists them), such as full,causal,window:1024,0; full if left out.",
+    "window": "Numbers of keys before the query's own, for sliding windows; or give --mask.",
+    "dtype": "float64, float32, float16, bfloat16 or float8; float16 if left out.",
+    "direction": "forward, backward or gradient_x; forward if left out.",
     "schedule": "Schedules; all that apply, if left out.",
 }
 
@@ -60,22 +60,22 @@ def command(
     axes: dict[str, str | None],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="All rows as .csv, .parquet or .jsonl; makes the sweep resumable."),
+        typer.Option("--output", "-o", help="File for all rows: .csv, .parquet or .jsonl."),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Lines over one axis, as .svg, .png or .html.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw lines over one axis: .svg, .png or .html.")] = None,
     x: Annotated[str | None, typer.Option("--x", help="The picture's x axis; the longest one if left out.")] = None,
     y: Annotated[
         str, typer.Option("--y", help="The picture's height: words_per_pair, gap, words, bytes or seconds.")
     ] = "words_per_pair",
-    jobs: Annotated[int | None, typer.Option(help="Processes; all cores if left out.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes; one per core if left out.", min=1)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the points that an earlier run kept.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output and the picture if they exist.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Words, bounds and times over the product of any axes; on all cores, and resumable.
+    """Count words, bounds and times at every point of a grid, on all cores. With -o, a sweep can be resumed.
 
-    VALUES of an axis: one value, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP, such as 64,128,256
-    or 1024:65536:x2 or 128:512:+64. Every schedule that applies is counted at every point.
+    Each axis of the grid takes VALUES: one value, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP, such
+    as 64,128,256 or 1024:65536:x2 or 128:512:+64. Every schedule that applies is counted at every point.
     """
     from redblue.base.files import check_target
     from redblue.studies.sweep import picture as pictures
