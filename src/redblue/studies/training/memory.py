@@ -6,7 +6,7 @@ from typing import Any
 
 from redblue.base.estimates import available_bytes
 
-COPIES = 5  # arrays of scores that a layer holds at once: scores, mask, masked scores, probabilities, one gradient
+COPIES = 5  # arrays of n x n that a layer holds at once: scores, mask, masked scores, probabilities, one gradient
 BYTES = 4
 
 

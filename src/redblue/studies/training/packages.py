@@ -30,9 +30,10 @@ class Package(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Packages in the order of their names, with the edges of each in CSR form, both ways and to itself.
+    """Packages in the order of their names, and the edges of each package in CSR form.
 
-    names: (nodes, NAME_BYTES) numbers of bytes, 0 beyond a name. sections: (nodes,) numbers of Debian's sections.
+    A package has an edge to itself, to the packages that it needs and to the packages that need it. names: (nodes,
+    NAME_BYTES), the bytes of each name, 0 beyond its end. sections: (nodes,) numbers of Debian's sections.
     """
 
     names: np.ndarray
