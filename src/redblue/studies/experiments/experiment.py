@@ -38,8 +38,8 @@ class Experiment:
     tools(): the versions of the measuring programs, by name.
     parts: names of parts that can be run alone; every point then holds the name of its part as "part".
     alone: every measurement needs all cores, so that they run one after the other.
-    checkpointed: measure(point, folder) also takes a folder, where it keeps what lets an interrupted measurement go on.
-    Such measurements use all cores, so they run one after the other.
+    checkpointed: measure(point, folder) also takes a folder for checkpoints, from which an interrupted measurement
+    continues. Such measurements use all cores, so they run one after the other.
     """
 
     name: str

@@ -38,14 +38,15 @@ def run(
 ) -> Result:
     """Run an experiment and write NAME.json, NAME.svg and NAME.md into the folder `out`.
 
-    The files of an earlier run are replaced, which a NAME.json of this experiment shows. Until then, finished points
-    are kept beside them, in NAME.json.partial.jsonl, and the same call continues from there.
+    The files of an earlier run are replaced; a NAME.json of this experiment shows that they are its files. Until then,
+    finished points are kept beside them, in NAME.json.partial.jsonl, and the same call continues from there.
     quick: measure few and small points. jobs: the number of processes; None for all cores. restart: discard the points
     that an earlier call kept. force: replace files of these names that no run wrote. only: the part to run, of an
     experiment that has parts; the rows of its other parts stay. progress(done, total): called at the start and after
     each point.
-    Raises UnknownName; RedblueError if the folder cannot be written, if it holds other files of these names, or if this
-    machine lacks what the experiment needs; without `force`, if a quick run would replace results of hours.
+    Raises UnknownName for an unknown experiment or part. Raises RedblueError if the folder cannot be written, or if
+    this machine lacks a requirement of the experiment. Without `force`, it also raises RedblueError if the folder holds
+    other files of these names, or if a quick run would replace results of hours.
     """
     experiment, folder = get(name), _folder(out)
     if missing := experiment.missing():
@@ -128,7 +129,7 @@ def _one_job(jobs: int | None) -> int:
 
 
 def _check_targets(folder: Path, name: str, force: bool) -> None:
-    """Raise RedblueError if a file must not be replaced: one without force, unless it is part of an earlier result."""
+    """Raise RedblueError if a file exists that is no part of an earlier result of the experiment, unless `force`."""
     earlier = json_path(folder, name).exists() and not force
     if earlier:
         read(folder, name)  # raises if the file is not the result of this experiment
