@@ -216,9 +216,9 @@ def test_representations_are_short():
     ("layout", "block", "says"),
     [
         ([True, False], 2, r"2-D boolean array, got shape \(2,\)"),
-        ([[True], [True, False]], 2, "its rows are not alike"),
+        ([[True], [True, False]], 2, "its rows have different lengths"),
         ([[1, 0]], 2, r"must be boolean \(True: attend\), got int64: pass layout != 0"),
-        (DIAGONAL, 0, r"block must be two whole numbers \(queries, keys\) of at least 1, or one; got 0"),
+        (DIAGONAL, 0, r"block must be two whole numbers \(queries, keys\) of at least 1, or one for both; got 0"),
         (DIAGONAL, (2, 0), r"got \(2, 0\)"),
         (DIAGONAL, (2, 2.5), "block must be two whole numbers"),
         (DIAGONAL, (2, 2, 2), "block must be two whole numbers"),

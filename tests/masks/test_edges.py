@@ -143,9 +143,9 @@ def test_a_million_tokens():
     assert Mask.strided(1000).nnz(n, n) == sum(n - d for d in range(1001)) + sum(n - d for d in range(2000, n, 1000))
     assert Mask.dilated(1, 1000).nnz(n, n) == 3 * n - 2000
     assert Mask.n_of_m(2, 4).density(n, n) == 0.5
-    with pytest.raises(RedblueError, match="attended in part nearly everywhere"):
+    with pytest.raises(RedblueError, match="nearly every tile of the mask is attended in part"):
         Mask.n_of_m(1, 2).on(n, n).sums(64, 64)
-    with pytest.raises(RedblueError, match="attended in part nearly everywhere"):
+    with pytest.raises(RedblueError, match="nearly every tile of the mask is attended in part"):
         Mask.strided(1000).on(n, n).sums(64, 64).area, Mask.strided(1000).on(n, n).degrees
 
 

@@ -88,13 +88,13 @@ def test_a_long_run_is_looked_at_in_pieces(monkeypatch):
 
 def test_masks_with_partial_tiles_nearly_everywhere_are_refused(monkeypatch):
     monkeypatch.setattr(tiling, "MAX_WORDS", 1000)
-    with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 64 and n_k = 700 take more than"):
+    with pytest.raises(RedblueError, match="is attended in part: n_q = 64 and n_k = 700 need more than"):
         lowered(Mask.n_of_m(2, 4), 64, 700, 1, 16)
     monkeypatch.setattr(spans, "MAX_LISTED", 100)
-    with pytest.raises(RedblueError, match=r"keeps too much to be listed: .* runs or keys, of at most 100"):
+    with pytest.raises(RedblueError, match=r"the mask has .* runs or keys, and at most 100 can be listed"):
         lowered(Mask.strided(20), 640, 640, 1, 16)
     monkeypatch.setattr(spans, "MAX_RANGES", 39)
-    with pytest.raises(RedblueError, match="listed in 40 parts, of at most 39"):
+    with pytest.raises(RedblueError, match="needs a list of 40 entries, of at most 39"):
         lowered(Mask.causal(), 640, 640, 1, 16)
 
 
@@ -117,5 +117,5 @@ def test_too_many_words_are_refused(monkeypatch):
     from redblue.masks import lowered as module
 
     monkeypatch.setattr(module, "MAX_WORDS", 3)
-    with pytest.raises(RedblueError, match="attended in part nearly everywhere: n_q = 4 and n_k = 5"):
+    with pytest.raises(RedblueError, match="is attended in part: n_q = 4 and n_k = 5"):
         lowered(Mask.from_dense(np.arange(20).reshape(4, 5) % 3 == 0), 4, 5, 1, 4)

@@ -82,7 +82,7 @@ def test_pictures_of_many_pairs_show_tiles():
 def test_planes_stand_beside_each_other():
     mask = Mask.per_head([Mask.causal(), Mask.full()])
     assert len(mask.plot(8, 8).to_dict()["concat"]) == 2
-    with pytest.raises(RedblueError, match=r"has 13 planes, a picture at most 12: plot some, mask.plane\(i\)"):
+    with pytest.raises(RedblueError, match=r"has 13 planes, and a picture shows at most 12: plot mask.plane\(i\)"):
         Mask.key_lengths(range(13)).plot(20, 20)
     with pytest.raises(RedblueError, match="more than can be drawn"):
         Mask.causal().plot(10**6, 10**6, tile=(64, 64))
@@ -139,7 +139,7 @@ def test_masks_by_name(text, mask):
         ("window:-1", "left must be a whole number of at least 0, got -1"),
         ("window:1.5", "left must be a whole number of at least [01], got 1.5"),
         ("strided:0", "stride must be a whole number of at least 1, got 0"),
-        ("documents:" + "9" * 19, "may have 18 digits"),
+        ("documents:" + "9" * 19, "may have at most 18 digits"),
         ("causal &", "got 'causal &'"),
         ("(causal", r"got '\(causal'"),
         ("causal) | full", r"got 'causal\) \| full'"),

@@ -160,7 +160,7 @@ def test_a_million_tokens_have_closed_forms():
     ("mask", "index", "says"),
     [
         (Mask.causal(), "blocks", "masks that are made of blocks"),
-        (Mask.causal(), "2:4", "whole groups of 4 columns of which each row attends exactly 2"),
+        (Mask.causal(), "2:4", "each row attends exactly 2 of every 4 columns"),
         (Mask.causal(), "5:4", "give n of at most m"),
         (Mask.causal(), "tiles:0", "whole numbers of at least 1"),
         (Mask.full(), "csr", "has no index"),

@@ -40,7 +40,7 @@ def read(mask: Any, sizes: tuple[int, int] | None = None) -> Rule:
     if getattr(mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         raise RedblueError("block_mask is a slice, which has no mask_mod: assign one to its mask_mod")
     n_q, n_k = sizes = sizes or (int(mask.seq_lengths[0]), int(mask.seq_lengths[1]))
-    # A longer block means the same as one that covers the axis
+    # A block longer than its axis equals a block as long as the axis
     bq, bk = (max(1, min(int(edge), n)) for edge, n in zip(mask.BLOCK_SIZE, sizes, strict=True))
     rows, cols = ceil_div(n_q, bq), ceil_div(n_k, bk)
     partial = _layouts(mask.kv_num_blocks, mask.kv_indices, (rows, cols))
@@ -60,7 +60,9 @@ def _layouts(count: Any, indices: Any, shape: tuple[int, int]) -> np.ndarray:
     """
     count, indices = (tensor.detach().cpu().numpy() for tensor in (count, indices))
     if count.ndim != 3:
-        raise RedblueError(f"block_mask must list its blocks per batch entry and head, got {count.ndim - 1} such axes")
+        raise RedblueError(
+            f"block_mask must have a batch axis and a head axis, got kv_num_blocks of shape {count.shape}"
+        )
     if count.shape[-1] != shape[0]:
         raise RedblueError(f"block_mask has {count.shape[-1]} rows of blocks, but its sizes need {shape[0]}")
     listed = np.arange(indices.shape[-1]) < count[..., None]

@@ -47,14 +47,16 @@ def lowered(mask: Mask, n_q: int, n_k: int, group: int, panel: int) -> Lowered:
     """Lower a mask on n_q queries, each of which fills `group` consecutive rows, to panels of `panel` rows.
 
     panel: 1 to 64. The last panel may be shorter; a run is full if all rows that exist attend it. The arrays are
-    read-only. Raises RedblueError if the mask does not fit, or if more keys are attended in part than memory holds.
+    read-only. Raises RedblueError if the mask does not fit, or needs more words in `bits` than memory should hold.
     """
     if not 1 <= panel <= WORD_BITS:
         raise RedblueError(f"panel must be 1 to {WORD_BITS} rows, got {panel}")
     if group < 1:
         raise RedblueError(f"group must be at least 1 row per query, got {group}")
     if mask.group != 1:
-        raise RedblueError(f"give the mask of the queries, not of their rows ({mask.group} each): group adds the rows")
+        raise RedblueError(
+            f"the mask must be one of queries, got {mask.group} rows per query: give the mask before for_group"
+        )
     rules, plane_of_entry = planes(mask.rule)
     parts = [_plane(rule.pattern(n_q, n_k), group, panel) for rule in rules]
     words_before = 0

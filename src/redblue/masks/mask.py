@@ -31,7 +31,11 @@ from redblue.masks.rules.stack import Stack, planes
 
 @dataclass(frozen=True)
 class Mask:
-    """The (query, key) pairs that attend; True means *attend*. Make masks with the constructors below.
+    """The (query, key) pairs that attend; True means *attend*.
+
+    Make masks with the constructors below, and combine them with & (and), | (or) and ~ (not). A constructor raises
+    RedblueError, which names the argument, for invalid values. A use of the mask with an n_q or n_k that it does not
+    fit raises RedblueError, too.
 
     rule: the kind of mask and its parameters.
     group: consecutive rows that belong to one query. Grouped-query attention stacks the heads of a group in this way.
@@ -47,12 +51,15 @@ class Mask:
 
     @classmethod
     def causal(cls, align: str = "top-left") -> Mask:
-        """Query i attends keys 0..i, as PyTorch's is_causal. "bottom-right" is for decoding with a longer key cache."""
+        """Query i attends keys 0..i, as with PyTorch's is_causal.
+
+        align: as in `sliding_window`; "bottom-right" is for decoding with keys of earlier tokens.
+        """
         return cls(Window(right=0, align=align))
 
     @classmethod
     def sliding_window(cls, left: int | None, right: int | None = 0, align: str = "top-left") -> Mask:
-        """Query i attends keys i-left..i+right; None stands for all keys on that side.
+        """Query i attends keys i-left..i+right. A side of None has no limit.
 
         align: the corner through which the diagonal runs if n_q != n_k. "top-left": query 0 has position 0 among the
         keys; "bottom-right": the last query has the position of the last key.
@@ -65,8 +72,6 @@ class Mask:
 
         layout: boolean array (ceil(n_q / bq), ceil(n_k / bk)), copied. block: (bq, bk), the edges of a block in queries
         and keys, or one number for both; the last block of an axis may be shorter.
-        Raises RedblueError for an invalid layout or block. Using the mask with sizes that the layout does not fit
-        raises RedblueError, too.
 
         Proposition 4 of Dao et al. (NeurIPS 2022, arXiv 2205.14135) is about such masks: if a share s of the blocks is
         nonzero, FlashAttention-1 that skips the zero blocks moves Theta(n d + s n^2 d^2 / M) words. Every schedule here
@@ -142,7 +147,7 @@ class Mask:
         """
         window = whole_number("window", window, 1)
         if window % 2 == 0:
-            raise RedblueError(f"window must be an odd number of blocks, as many on both sides; got {window}")
+            raise RedblueError(f"window must be an odd number of blocks, to extend equally to both sides; got {window}")
         sizes = whole_number("first", first, 0), whole_number("random", random, 0), whole_number("seed", seed, 0)
         return cls(block_patterns.BigBird(pair("block", block), window, *sizes))
 
@@ -154,7 +159,10 @@ class Mask:
 
     @classmethod
     def random_blocks(cls, density: float, seed: int = 0, block: int | Sequence[int] = 64) -> Mask:
-        """Each block of queries and keys attends with probability `density`. The seed and the sizes decide which."""
+        """Each block of queries and keys attends with probability `density`.
+
+        block: (bq, bk), or one number for both. The same seed and sizes give the same blocks.
+        """
         if isinstance(density, bool) or not isinstance(density, (int, float, np.number)) or not 0 <= density <= 1:
             raise RedblueError(f"density must be a number from 0 to 1, got {density!r}")
         return cls(block_patterns.RandomBlocks(float(density), whole_number("seed", seed, 0), pair("block", block)))

@@ -40,7 +40,7 @@ def _stacked(values: list[Any], device: torch.device) -> Tensor:
 
 
 def _gathered(array: Tensor, index: tuple[Any, ...], dim: int) -> Tensor:
-    """array[index], where the index holds whole numbers as tensors, of at most `dim` axes, and perhaps other parts."""
+    """Return array[index]. Tensors in the index hold whole numbers and have at most `dim` axes."""
     if any(i is Ellipsis for i in index):
         at = next(n for n, i in enumerate(index) if i is Ellipsis)
         used = sum(i is not None and i is not Ellipsis for i in index)

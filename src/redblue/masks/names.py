@@ -112,7 +112,7 @@ def _term(term: str, text: str) -> Mask:
     if kind in NAMES:
         name, numbers = NAMES[kind], [number.strip() for number in arguments.split(",")] if colon else []
         if any(len(number) > MAX_DIGITS for number in numbers):
-            raise RedblueError(f"the numbers of a mask may have {MAX_DIGITS} digits, got {text[:40]}...")
+            raise RedblueError(f"the numbers of a mask may have at most {MAX_DIGITS} digits, got {text[:40]}...")
         if name.min_numbers <= len(numbers) <= name.max_numbers and all(map(_is_number, numbers)):
             return name.make(*(float(number) if "." in number else int(number) for number in numbers))
     edge = rf"\d{{1,{MAX_DIGITS}}}"

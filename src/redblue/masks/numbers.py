@@ -58,7 +58,9 @@ def whole(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise RedblueError(f"{name} must be a list of whole numbers; its entries are not alike ({error})") from None
+        raise RedblueError(
+            f"{name} must be a list of whole numbers; its entries have different shapes ({error})"
+        ) from None
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -74,5 +76,7 @@ def pair(name: str, value: Any) -> tuple[int, int]:
     """Check two whole numbers (queries, keys) of at least 1, or one number for both. Raises RedblueError."""
     parts = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value, value)
     if len(parts) != 2:
-        raise RedblueError(f"{name} must be two whole numbers (queries, keys) of at least 1, or one; got {value!r}")
+        raise RedblueError(
+            f"{name} must be two whole numbers (queries, keys) of at least 1, or one for both; got {value!r}"
+        )
     return whole_number(f"{name}[0]", parts[0], 1), whole_number(f"{name}[1]", parts[1], 1)

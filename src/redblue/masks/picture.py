@@ -37,8 +37,8 @@ class Drawable(Protocol):
 def even_edge(edge: int) -> int:
     """Round the edge of large tiles up to a multiple of a power of two, at least 64; the edge grows by at most 1/8.
 
-    The tiles then do not cut blocks of such a size. Blocks that a tile cuts are tested pair by pair, which takes
-    minutes and gigabytes for a mask on ten million queries.
+    Such tiles do not cut blocks whose edge is this power of two or a smaller one. Blocks that a tile cuts are tested
+    pair by pair, which takes minutes and gigabytes for a mask on ten million queries.
     """
     step = 1 << max(0, edge.bit_length() - 4)
     return edge if step < WORD_BITS else ceil_div(edge, step) * step
@@ -98,7 +98,7 @@ def _rectangles(tiles: Census, rows: int, cols: int, n_q: int, n_k: int) -> list
     first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(is_first))[: len(first)] - 1
     rectangles: list[dict[str, Any]] = []
-    # Rectangles that may grow downwards, by the row of tiles below them, their columns and their share.
+    # Rectangles that may still grow downwards. Key: row of tiles below, first and last column of tiles, share.
     growing: dict[tuple[int, int, int, float], dict[str, Any]] = {}
     runs = (tiles.row[first], tiles.col[first], tiles.col[last], share[first])
     for i, begin, end, part in zip(*(array.tolist() for array in runs), strict=True):
@@ -139,7 +139,7 @@ def plot(mask: Drawable, n_q: int, n_k: int, tile: int | tuple[int, int] | None 
     planes = [mask.plane(i) for i in range(min(math.prod(mask.lead), MAX_PLANES + 1))]
     if len(planes) > MAX_PLANES:
         raise RedblueError(
-            f"the mask has {math.prod(mask.lead)} planes, a picture at most {MAX_PLANES}: plot some, mask.plane(i)"
+            f"the mask has {math.prod(mask.lead)} planes, and a picture shows at most {MAX_PLANES}: plot mask.plane(i)"
         )
     picture: alt.Chart | alt.ConcatChart
     if mask.lead:

@@ -105,7 +105,7 @@ def mask_of(text: str) -> Mask:
     except (RedblueError, ValueError, TypeError, LookupError, OverflowError, RecursionError, zlib.error) as error:
         raise _damaged(text, str(error)) from None
     if not same:
-        raise _damaged(text, "redblue writes this mask differently")
+        raise _damaged(text, "redblue would write another text for this mask")
     return mask
 
 
@@ -185,7 +185,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """The inverse of `_encoded`; numbers become an array."""
+    """The inverse of `_encoded`; a list of numbers becomes an array."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

@@ -177,7 +177,7 @@ def test_results_do_not_depend_on_threads(threads, gathers):
 def test_masks_that_do_not_fit_are_named():
     q = normal(2, 4, 7, 8)
     for mask, message in (
-        (Mask.documents([3, 3]), r"documents is for n_q = 6, but n_q = 7 was given"),
+        (Mask.documents([3, 3]), r"mask of documents is for n_q = 6, but n_q = 7 was given"),
         (Mask.key_lengths([7, 7, 7]), r"the mask has planes of shape \(3, 1\), which must broadcast to .* \(2, 4\)"),
         (Mask.causal().for_group(2), r"mask must have one row per query, got 2"),
     ):

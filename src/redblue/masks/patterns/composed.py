@@ -129,7 +129,10 @@ class Joined(Pattern):
 
 
 def _exact_of_two(op: np.ufunc, a: tuple[bool, bool], b: tuple[bool, bool]) -> tuple[bool, bool]:
-    """Whether the outer and the inner set of a combination are exact: an intersection's outer set never is."""
+    """Whether the outer and the inner set of a combination are known to be exact.
+
+    An intersection of outer sets, or a union of inner sets, need not be exact even if its parts are.
+    """
     outer, inner = (x and y for x, y in zip(a, b, strict=True))
     return (False, inner) if op is np.bitwise_and else (outer, False)
 

@@ -59,7 +59,7 @@ class Dilated(Pattern):
         return spans.from_runs(single[ranges], low, low + 1, self.n_k)
 
     def _keys_of_first_query(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """List (range, key) for the keys that the first query of each range attends, and a few outside 0 .. n_k - 1."""
+        """List (range, key) for the keys that the first query of each range attends; a few lie outside 0 .. n_k - 1."""
         steps = self.reach // self.step
         low = np.maximum(-steps, -ceil_div(first + self.step, self.step))
         high = np.minimum(steps, (self.n_k - first) // self.step + 1)

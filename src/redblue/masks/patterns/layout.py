@@ -1,8 +1,8 @@
 """Block layouts of given sizes, and their sums over tiles.
 
-A sum over live tiles depends only on which blocks each tile covers, and many tiles cover the same interval of blocks.
-A tiling therefore becomes a weight for each interval of blocks, and its sums become two products of such weights with
-the table of live intervals.
+A tile covers an interval of rows of blocks and an interval of columns of blocks. Whether the tile is live depends only
+on these two intervals, and many tiles cover the same ones. So tiles are grouped by interval on each axis, with their
+number and total length as weights. The sums are then products of these weights with the table of live intervals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redblue.base.estimates import check_fits
 from redblue.base.integers import ceil_div, smaller
 from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 
-LARGE_LAYOUT = 1 << 14  # blocks: larger layouts also group tile widths by octave, which bounds the tables
+LARGE_LAYOUT = 1 << 14  # blocks: for larger layouts, tile widths are processed octave by octave, too
 
 
 class BlockRule(Protocol):

@@ -6,8 +6,8 @@ For a range of queries, a pattern gives two sets of keys without testing any pai
 - the *inner* set contains only keys that every query of the range attends, but perhaps not all of them.
 
 Only keys in the outer set that are not in the inner set must be tested pair by pair. `&` intersects both sets, `|`
-unites both, and `~` swaps and complements them. A composition therefore costs as much as its tiles, and no array of
-size n_q x n_k is built.
+unites both, and `~` swaps and complements them. The cost of a composition is therefore proportional to its live tiles,
+and no array of size n_q x n_k is built.
 """
 
 from __future__ import annotations

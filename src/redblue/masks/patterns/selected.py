@@ -12,7 +12,7 @@ from redblue.masks.patterns.pattern import Pattern
 
 @dataclass(frozen=True, eq=False)
 class Selection(Pattern):
-    """Query i and key j are query queries[i] and key keys[j] of the pattern `of`. queries, keys: ascending."""
+    """Query i attends key j where query queries[i] attends key keys[j] in the pattern `of`; both arrays ascend."""
 
     of: Pattern
     queries: np.ndarray
@@ -33,11 +33,11 @@ class Selection(Pattern):
         return self.of.attends(self.queries[q], self.keys[k])
 
     def _hull(self, first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest ranges of the other pattern's queries that contain these ranges."""
+        """Return the smallest ranges of the queries of `of` that contain these ranges."""
         return self.queries[first], self.queries[stop - 1] + 1
 
     def _among_keys(self, edges: np.ndarray) -> np.ndarray:
-        """The edges of a set of the other pattern's keys, among the keys here."""
+        """Convert the edges of a set of keys of `of` to edges among the selected keys."""
         ranges, keys = np.divmod(edges, self.of.n_k + 1)
         keys = np.searchsorted(self.keys, keys)
         return spans.from_runs(ranges[::2], keys[::2], keys[1::2], self.n_k)

@@ -38,7 +38,7 @@ def arange(count: int) -> np.ndarray:
     """Return 0 .. count - 1, as np.arange. Raises RedblueError for more than MAX_RANGES numbers."""
     if count > MAX_RANGES:
         raise RedblueError(
-            f"the mask would be listed in {count:,} parts, of at most {MAX_RANGES:,}: give smaller sizes, or a mask "
+            f"the mask needs a list of {count:,} entries, of at most {MAX_RANGES:,}: give smaller sizes, or a mask "
             "that is a band or a layout of blocks alone"
         )
     return np.arange(count)
@@ -84,8 +84,8 @@ def expand(first: np.ndarray | int, count: np.ndarray) -> tuple[np.ndarray, np.n
     total = int(ends[-1]) if len(ends) else 0
     if total > MAX_LISTED:
         raise RedblueError(
-            f"the mask keeps too much to be listed: {total:,} runs or keys, of at most {MAX_LISTED:,}; give smaller "
-            "sizes, or a sparser mask"
+            f"the mask has {total:,} runs or keys, and at most {MAX_LISTED:,} can be listed: give smaller sizes, or a "
+            "sparser mask"
         )
     index = np.repeat(np.arange(len(ends)), count)
     return index, np.arange(total) + np.repeat(first - ends + count, count)
@@ -118,7 +118,10 @@ def all_keys(ranges: int, n_k: int) -> np.ndarray:
 
 
 def combine(op: Callable[[np.ndarray, np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the set of the positions at which op(in a, in b) is 1; op(0, 0) must be 0."""
+    """Return the positions at which op(x, y) is 1; x and y say (by 0 or 1) whether `a` and `b` contain the position.
+
+    op(0, 0) must be 0.
+    """
     points = np.concatenate([a, b])
     order = np.argsort(points, kind="stable")  # linear time: each half is sorted
     points, of_a = points[order], order < len(a)

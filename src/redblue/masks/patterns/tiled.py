@@ -20,7 +20,7 @@ from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.tiling import Tiling, tiling
 
-MAX_CACHED_RUNS = 1 << 24  # runs that one mask keeps, for the tile heights used so far: 400 MB
+MAX_CACHED_RUNS = 1 << 24  # limit of the runs that one mask caches, over all tile heights: 400 MB
 
 
 class PatternRule(Protocol):

@@ -13,9 +13,9 @@ from redblue.masks.patterns.bit_words import below
 from redblue.masks.patterns.pattern import Pattern
 
 MAX_WORDS = 1 << 28  # words that one tiling may store: 2 GiB
-MAX_TESTED = 1 << 32  # keys of ranges that one tiling tests
-MAX_UNSAID = 1 << 20  # ranges that are listed without an estimate
-SAMPLE = 256  # ranges that an estimate looks at
+MAX_TESTED = 1 << 32  # (range, key) pairs that one tiling may test
+MAX_UNSAID = 1 << 20  # ranges: the cost of longer lists is estimated and announced
+SAMPLE = 256  # ranges from which the cost is estimated
 RUN_BYTES, RUN_SECONDS = 200, 5e-7  # per run: peak memory and time (measured on BigBird masks)
 
 
@@ -78,6 +78,6 @@ def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
 def too_many_words(pattern: Pattern) -> RedblueError:
     """The error for a pattern that takes more than MAX_WORDS words of bits."""
     return RedblueError(
-        f"the mask is attended in part nearly everywhere: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} take more "
+        f"nearly every tile of the mask is attended in part: n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} need more "
         f"than {MAX_WORDS:,} words of bits; give smaller sizes, or a sparser mask"
     )

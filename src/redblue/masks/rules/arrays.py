@@ -98,7 +98,10 @@ def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
     if len(repeats):
         first = repeats[0]
         i, j = order[first : first + 2].tolist()
-        raise RedblueError(f"the pair rows[{j}], cols[{j}] = {queries[first]}, {keys[first]} is entry {i} again")
+        raise RedblueError(
+            f"each pair must be given once, but rows[{j}], cols[{j}] = {queries[first]}, {keys[first]} repeats "
+            f"entry {i}"
+        )
     return Csr(Numbers(np.append(0, np.cumsum(np.bincount(queries, minlength=n_q)))), Numbers(keys), n_k)
 
 
@@ -107,7 +110,9 @@ def from_dense(dense: Any) -> Rule:
     try:
         array = np.asarray(dense)
     except ValueError as error:
-        raise RedblueError(f"the dense mask must be a boolean array; its rows are not alike ({error})") from None
+        raise RedblueError(
+            f"the dense mask must be a boolean array; its rows have different lengths ({error})"
+        ) from None
     if array.dtype != np.bool_:
         raise RedblueError(
             f"the dense mask must be boolean (True: attend), got {array.dtype}: pass array != 0, perhaps"

@@ -37,7 +37,9 @@ class Blocks(Rule):
         try:
             array = np.asarray(layout)
         except ValueError as error:
-            raise RedblueError(f"layout must be a 2-D boolean array; its rows are not alike ({error})") from None
+            raise RedblueError(
+                f"layout must be a 2-D boolean array; its rows have different lengths ({error})"
+            ) from None
         if array.ndim != 2:
             raise RedblueError(f"layout must be a 2-D boolean array, got shape {array.shape}")
         if array.dtype != np.bool_:
@@ -45,7 +47,9 @@ class Blocks(Rule):
         edges = tuple(block) if isinstance(block, (Sequence, np.ndarray)) else (block, block)
         whole = all(hasattr(edge, "__index__") and not isinstance(edge, bool) and edge >= 1 for edge in edges)
         if len(edges) != 2 or not whole or isinstance(block, str):
-            raise RedblueError(f"block must be two whole numbers (queries, keys) of at least 1, or one; got {block!r}")
+            raise RedblueError(
+                f"block must be two whole numbers (queries, keys) of at least 1, or one for both; got {block!r}"
+            )
         rows, cols = array.shape
         return cls(np.packbits(array).tobytes(), (rows, cols), (edges[0].__index__(), edges[1].__index__()))
 

@@ -26,7 +26,9 @@ def documents(lengths: Any, key_lengths: Any, within: Rule | None) -> Documents:
     if within is None or within.is_full:
         return Documents(queries, keys)
     if not isinstance(within, Window):
-        raise RedblueError(f"within must be a window, such as Mask.causal(), got {within!r}: use & for others")
+        raise RedblueError(
+            f"within must be a window, such as Mask.causal(), got {within!r}: combine other masks with &"
+        )
     return WindowedDocuments(queries, keys, within)
 
 
@@ -70,7 +72,9 @@ class Documents(Rule):
 
     def _starts(self, n_q: int, n_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the first query and the first key of each document, followed by n_q and n_k."""
-        check_sizes("documents", self.sizes, n_q, n_k, "the lengths, padding included, must add up to the size")
+        check_sizes(
+            "the mask of documents", self.sizes, n_q, n_k, "the lengths, padding included, must add up to the size"
+        )
         return np.append(0, np.cumsum(self.lengths.array)), np.append(0, np.cumsum(self.key_lengths.array))
 
     def pattern(self, n_q: int, n_k: int) -> Pattern:

@@ -91,11 +91,11 @@ def _offsets(side: Pairs, n: int, m: int) -> np.ndarray:
     wrong = np.flatnonzero(counts.reshape(-1, groups + 1)[:, :groups] != n)
     if side.n_cols % m or len(wrong):
         if len(wrong):
-            fault = f"in this one, row {wrong[0] // groups} attends another number in group {wrong[0] % groups}"
+            fault = f"row {wrong[0] // groups} attends another number of columns in group {wrong[0] % groups}"
         else:
-            fault = f"this one has {side.n_cols} columns"
+            fault = f"{side.n_cols} columns are no multiple of {m}"
         raise RedblueError(
-            f"format {n}:{m} stores masks of whole groups of {m} columns of which each row attends exactly {n}; "
-            f"{fault} (a pass by keys stores the transpose): use bits or csr"
+            f"format {n}:{m} needs a mask in which each row attends exactly {n} of every {m} columns, but {fault} "
+            "(the columns are queries if a pass by keys stores the transpose): use bits or csr"
         )
     return (cols % m).reshape(side.n_rows, -1)

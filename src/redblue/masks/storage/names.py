@@ -33,10 +33,12 @@ def parse(format: str | Format) -> Format:
         if n <= m:
             return NofM(n, m)
         raise RedblueError(f"format {format!r} keeps {n} of {m} columns: give n of at most m, such as 2:4")
-    raise UnknownName("format", format, (*FORMATS, "tiles:64", "2:4", "rule"), "N:M and tiles:E take numbers")
+    raise UnknownName(
+        "format", format, (*FORMATS, "tiles:64", "2:4", "rule"), "N, M and E in N:M and tiles:E stand for numbers"
+    )
 
 
 def _positive(format: str, text: str) -> int:
     if int(text) < 1:
-        raise RedblueError(f"format {format!r} needs whole numbers of at least 1")
+        raise RedblueError(f"the numbers of a format must be whole numbers of at least 1, got {format!r}")
     return int(text)

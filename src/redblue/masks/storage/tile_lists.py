@@ -17,9 +17,9 @@ MAX_TILES = 1 << 22  # live tiles in one list, which takes some seconds to make
 
 
 class Tiles(NamedTuple):
-    """The live tiles of a mask in CSR form: the tiles of row r of tiles are starts[r] .. starts[r + 1] - 1.
+    """The live tiles of a mask in CSR form: entries starts[r] .. starts[r + 1] - 1 are the tiles in row r of the grid.
 
-    cols: the column of tiles that each tile is in. full: whether every pair of the tile attends.
+    cols: the column of each tile in the grid. full: whether every pair of the tile attends.
     """
 
     starts: np.ndarray
@@ -27,7 +27,7 @@ class Tiles(NamedTuple):
     full: np.ndarray
 
     def count_in_rows(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Count the tiles in rows first .. stop - 1 of tiles, elementwise."""
+        """Count the tiles in rows first .. stop - 1 of the grid, elementwise."""
         return self.starts[stop] - self.starts[first]
 
 
