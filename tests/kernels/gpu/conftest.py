@@ -35,3 +35,15 @@ def _device_is_lost():
     except RuntimeError:
         return True
     return False
+
+
+@pytest.fixture
+def nan_in_new_memory(monkeypatch):
+    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
+    import torch
+
+    monkeypatch.setenv("REDBLUE_TUNE", "0")
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -194,7 +194,7 @@ def spread_out(shape, dim):
 DIMENSIONS = {"batch": 0, "head": 1, "row": 2, "column": 3}
 
 
-@interpreted_only  # needs sparsely used memory; test_device.py has a test for GPUs
+@interpreted_only  # needs sparsely used memory; test_device_values.py has a test for GPUs
 @pytest.mark.parametrize("mask", [thorough(rb.Mask.causal()), rb.Mask.documents([9, 9])], ids=["causal", "listed"])
 @pytest.mark.parametrize("dim", DIMENSIONS.values(), ids=DIMENSIONS)
 def test_offsets_beyond_two_to_the_31(dim, mask):

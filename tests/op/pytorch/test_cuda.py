@@ -1,6 +1,6 @@
 """GPU tensors, tested without a GPU: PyTorch's fake tensors, and kernels that only record their calls.
 
-Tests on a real device: kernels/gpu/test_device.py.
+Tests on a real device: kernels/gpu/test_device_values.py and its neighbours.
 """
 
 import subprocess
