@@ -18,6 +18,7 @@ from time import perf_counter
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.gate import Red
+from benchmarks.common.peak import multiply_adds
 from benchmarks.common.results import Figure, Limit, Row, read
 from benchmarks.common.timing import THREADS, race, rate, ratio, seconds_of, spread
 from benchmarks.cpu import gate, masked, tiles, training
@@ -82,7 +83,8 @@ class Measure:
 
 def _peak(bench: Bench, dtype: str) -> Callable[[], float]:
     """A function that measures the GFLOP/s of independent multiply-adds in the chosen instruction set."""
-    return lambda: _core.multiply_add_rate(dtype, THREADS, bench.seconds) / 1e9
+    measured = multiply_adds(dtype, bench.seconds)
+    return lambda: measured() / 1e9
 
 
 def compare(title: str, call: Call, peers: tuple[str, ...], limits: Mapping[str, Limit]) -> Measure:

@@ -24,13 +24,13 @@ import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
 from benchmarks.common.gate import MAX_OURS, MAX_PEER, relative_errors, unfused, within
+from benchmarks.common.peak import multiply_adds
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, read, write
 from benchmarks.common.timing import THREADS, seconds_of, spread
 from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, inputs, missing
 from redblue.base import charts
 from redblue.catalogue.detect import detect_cpu
-from redblue.compiled import _core
 from redblue.kernels.cpu.call import isa
 
 IDLE_SECONDS = 0.02
@@ -79,7 +79,7 @@ SHAPES = {
     "graph transformer, n 1000": (8, 1000, 1000, 16, False),
     "decision transformer, b 64": (64, 60, 60, 128, True),
 }
-COLUMNS = [("float32", "forward"), ("bfloat16", "forward"), ("float32", "training"), ("bfloat16", "training")]
+COLUMNS = [(dtype, direction) for direction in ("forward", "training") for dtype in SHORT]
 STATES = ("after idle", "loop")  # of the threads, in the order of `seconds_of`
 Contenders = dict[str, Callable[[], Any]]
 
@@ -209,7 +209,7 @@ def main() -> None:
         return
     torch.set_num_threads(THREADS)
     rows: list[Row] = []
-    peaks = {dtype: round(_core.multiply_add_rate(dtype, THREADS, 0.5) / 1e9) for dtype in ("float32", "bfloat16")}
+    peaks = {dtype: round(multiply_adds(dtype, 0.5)() / 1e9) for dtype, _ in COLUMNS}
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
     about |= {"cpu": detect_cpu().model, "peak_gflops": peaks}
     for name in SHAPES:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.peak import multiply_adds
 from benchmarks.common.timing import THREADS
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, newest
 from benchmarks.cpu.paged.gathered import Run, gathered
@@ -111,8 +111,7 @@ def reads(size: int, work: float, seconds: float, threads: int = THREADS) -> Cal
     return lambda: _core.read_rate(per_thread, threads, seconds) / size * work
 
 
-def multiply_adds(call: Call, work: float, seconds: float) -> Callable[[], float]:
+def products(call: Call, work: float, seconds: float) -> Callable[[], float]:
     """A function that measures the rate of multiply-adds alone, in the type of the products."""
-    bf16 = call.dtype == "bfloat16" and _core.choose_isa().has_bfloat16
-    rate = partial(_core.multiply_add_rate, "bfloat16" if bf16 else "float32", THREADS, seconds)
-    return lambda: rate() / call.flops * work
+    measured = multiply_adds(call.dtype, seconds)
+    return lambda: measured() / call.flops * work

@@ -23,7 +23,7 @@ from benchmarks.cpu.paged.contenders import (
     TRANSFORMERS,
     Refused,
     last_cache,
-    multiply_adds,
+    products,
     reads,
     redblue,
 )
@@ -104,7 +104,7 @@ def compared(measure: Measure, settings: Settings) -> Row:
     if not settings.alone:
         contenders |= _peers(call, x, known, settings, notes)
     contenders[READS] = reads(call.bytes, work, settings.seconds)
-    contenders[PRODUCTS] = multiply_adds(call, work, settings.seconds)
+    contenders[PRODUCTS] = products(call, work, settings.seconds)
     rates = _raced(contenders, settings, notes)
     for other in settings.others:
         other.drop()
@@ -223,7 +223,7 @@ def sharing(measure: Measure, settings: Settings) -> Row:
     for name, pages in (("found", None), ("named", call.shared // call.page), ("no sharing", 0)):
         contenders[name] = timed(checked(redblue(call, x, pages), known), work, settings)
     contenders[READS] = reads(call.bytes, work, settings.seconds)
-    contenders[PRODUCTS] = multiply_adds(call, work, settings.seconds)
+    contenders[PRODUCTS] = products(call, work, settings.seconds)
     rates = race(contenders, settings.rounds)
     roof = [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
     figures = [
