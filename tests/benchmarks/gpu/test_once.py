@@ -1,0 +1,69 @@
+"""Every kernel once, under the sanitizer."""
+
+import json
+import sys
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.gpu import once
+from redblue.kernels.gpu.launch import Run
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_kernel_is_among_the_cases_that_run_once():
+    """The kernels for both widths of flash, for spilling, pages and options."""
+
+    launched, launch = set(), Run.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "__call__", lambda run: (launched.add(run.kernel.__name__), launch(run))[0])
+        cases = once.Cases("cpu")
+        every = [once.smaller(case) for case in once.cases() if case.d == 64]
+        for case in every:
+            errors = cases.make(case)
+            assert max(errors.values()) > 0
+    assert launched >= {
+        *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
+        *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
+    }
+
+
+def test_a_wrong_head_and_a_wrong_gradient_are_found():
+    exact = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    for place in ((0, 0), (-1, -1)):
+        wrong = exact.clone()
+        wrong[place][0, 0] += 1
+        assert once.worst_error("out", wrong, exact) > 0.1
+    assert once.worst_error("dbias", exact[0, 0], exact[0, 0]) == 0
+
+
+def test_faults_that_the_sanitizer_prints_belong_to_their_case(monkeypatch, tmp_path):
+    """A script imitates the sanitizer's output, with a fault in the second case and a crash in the third."""
+    todo = list(once.cases())[:4]
+    script = tmp_path / "watched.py"
+    script.write_text(
+        "import os\n"
+        'done = \'DONE {"errors": {"out": 0.001}, "failure": ""}\'\n'
+        "print('========= COMPUTE-SANITIZER')\n"
+        "for i in range(4):\n"
+        "    print('CASE', i, flush=True)\n"
+        "    if i == 1: print('========= Invalid __global__ read of size 2 bytes')\n"
+        "    if i == 2: print('dying', flush=True); os._exit(1)\n"
+        "    print(done, flush=True)\n"
+    )
+    kept = once.Kept(tmp_path / "once.json", once.Console(quiet=True))
+    began = once._followed([sys.executable, str(script)], todo, time.monotonic() + 60, kept)
+    assert began == 3
+    assert [(x.case, x.right) for x in kept.outcomes] == [(todo[0], True), (todo[1], False), (todo[2], False)]
+    assert kept.outcomes[1].faults == ["Invalid __global__ read of size 2 bytes"]
+    assert kept.outcomes[2].failure == "the process ended: dying"
+    silent = ["sh", "-c", "echo CASE 3; exec sleep 60"]
+    assert once._followed(silent, todo, time.monotonic() + 1, kept) == 1
+    assert len(kept.outcomes) == 3  # an unfinished case is not wrong
+    monkeypatch.setattr(once, "SILENT_SECONDS", 0.5)
+    assert once._followed(silent, todo, time.monotonic() + 60, kept) == 1
+    assert kept.outcomes[-1].failure == "silent for 0.5 s"
+    assert len(json.loads((tmp_path / "once.json").read_text())) == 4

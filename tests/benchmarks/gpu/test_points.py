@@ -1,0 +1,54 @@
+"""Results of earlier runs: which are kept, and which are measured again."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from rich.console import Console
+
+from benchmarks.common import kept
+from benchmarks.gpu import calls, points
+
+
+def test_measurements_of_other_kernels_and_versions_are_made_anew(tmp_path, capsys):
+    facts = {"device": "a card", "torch": "2", "triton": "3", "kernels": "abc"}
+    call, console = calls.Call(64), Console(width=200)
+    old = points.Kept(facts, {"bfloat16": 900.0})
+    for name in (calls.TUNED, calls.FLEX):
+        old.add(points.Point(call, name, [1.0], date="2000-01-02T03:04:05+00:00"))
+    path = tmp_path / "gpu.json"
+    old.write(path)
+    assert points.resumed([path], facts, console) == old
+    assert points.resumed([tmp_path / "none"], facts, console) == points.Kept(facts)
+    assert capsys.readouterr().out == ""
+
+    theirs = points.resumed([tmp_path / "none", path], facts | {"kernels": "def"}, console)
+    assert theirs == points.Kept(facts | {"kernels": "def"}, old.peaks, old.points[1:])
+    assert capsys.readouterr().out == "measured again: 1 points, because kernels changed\n"
+    theirs.add(points.Point(call, calls.TUNED, [1.0], date="2000-02-03T03:04:05+00:00"))
+    assert theirs.days == "2000-01-02 to 2000-02-03"
+
+    other = facts | {"torch": "2.1", "kernels": "def"}
+    assert points.resumed([path], other, console) == points.Kept(other)
+    assert capsys.readouterr().out == "measured again: 2 points, because torch, kernels changed\n"
+
+
+def test_a_fingerprint_is_of_versions_and_sources(tmp_path):
+    import triton
+
+    found = kept.fingerprint("a card")
+    assert found | {"kernels": ""} == {
+        "device": "a card",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernels": "",
+    }
+    assert found["kernels"] == kept.hashed(kept.KERNELS)
+    seen = {kept.hashed(tmp_path)}
+    for name, text in (("a.py", "x"), ("a.py", "y"), ("b.py", "y"), ("notes.txt", "z")):
+        (tmp_path / name).write_text(text)
+        seen.add(kept.hashed(tmp_path))
+    assert len(seen) == 4
+    assert kept.days([]) == ""
+    assert kept.days(["2000-01-02T03", "2000-01-02T04", ""]) == "2000-01-02"
