@@ -105,8 +105,12 @@ def test_a_file_with_several_machines_needs_a_name(tmp_path):
     ("old", "new", "message"),
     [
         ("{ kib = 16 }", "16", r"capacity of level 'D-cache' is 16 and needs a unit: write capacity = \{ kib = "),
-        ("{ kib = 16 }", '{ source = "me" }', "capacity of level 'D-cache' needs a unit.*got none.*units: bytes, kib"),
-        ("{ kib = 16 }", "{ kib = 16, mib = 1 }", "a unit, exactly one, got kib, mib"),
+        (
+            "{ kib = 16 }",
+            '{ source = "me" }',
+            "capacity of level 'D-cache' needs exactly one unit, got none.*units: bytes, kib",
+        ),
+        ("{ kib = 16 }", "{ kib = 16, mib = 1 }", "needs exactly one unit, got kib, mib"),
         ("{ kib = 16 }", "{ acres = 16 }", "got acres"),
         ("{ kib = 16 }", "{ kib = -16 }", "capacity of level 'D-cache' must be a number above 0, got -16"),
         ("{ kib = 16 }", "{ kib = true }", "must be a number above 0, got True"),
@@ -114,7 +118,7 @@ def test_a_file_with_several_machines_needs_a_name(tmp_path):
         ("{ kib = 16 }", "{ kib = 16 }\nclock = 3", "unknown key 'clock' in level 'D-cache'; known: name, capacity"),
         ("capacity = { kib = 16 }", "", "level 'D-cache' needs a capacity"),
         ('name = "D-cache"', "", "every level needs a name"),
-        ("mflop_per_second", "mhz", r"float32 of peak needs a unit.*units: flop_per_second"),
+        ("mflop_per_second", "mhz", r"float32 of peak needs exactly one unit.*units: flop_per_second"),
         ("peak.float32", "peak.float7", "unknown key 'float7' in peak; known: float64, float32"),
         (
             'kind = "microcontroller"',
@@ -125,7 +129,11 @@ def test_a_file_with_several_machines_needs_a_name(tmp_path):
         ('kind = "microcontroller"', 'kind = "gpu"\ntile_multiple = 0', "tile_multiple must be .* at least 1, got 0"),
         ('kind = "microcontroller"', 'kind = "cpu"\nvendor = 3', "title, vendor, architecture must be texts"),
         ("peak.float32", "facts.size = 3\npeak.float32", "unknown key 'size' in facts; known: shaders, lanes, clock"),
-        ("peak.float32", "facts.clock = { kib = 3 }\npeak.float32", "clock of facts needs a unit.*units: hz, mhz, ghz"),
+        (
+            "peak.float32",
+            "facts.clock = { kib = 3 }\npeak.float32",
+            "clock of facts needs exactly one unit.*units: hz, mhz, ghz",
+        ),
         ("[[my-board.levels]]", "[[my-board.layers]]", "unknown key 'layers' in the machine"),
         ("bandwidth =", "capacity = { kib = 8 }\nbandwidth =", r"one 'D-cache' \(16384 bytes\) is no smaller than one"),
         ("bandwidth =", "count = { instances = 2 }\nbandwidth =", r"not be more 'SRAM' \(2\) than 'D-cache' \(1\)"),

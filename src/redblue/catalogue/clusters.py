@@ -32,7 +32,8 @@ MAX_PROCESSES = 4096
 class Link:
     """A link between processes.
 
-    bandwidth_bytes_per_second: of one process and one direction. latency_seconds: of one message. sources: by figure.
+    bandwidth_bytes_per_second: the rate of one process in one direction. latency_seconds: the latency of one message.
+    sources: the source of each figure, by its name.
     """
 
     name: str
@@ -73,7 +74,7 @@ def link(name: str) -> Link:
 
 
 def is_cluster(text: object) -> bool:
-    """Whether a text names a link, as that of a cluster does."""
+    """Whether a text has the form of a cluster: a machine "over" a link."""
     return isinstance(text, str) and " over " in text
 
 

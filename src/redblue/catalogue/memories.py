@@ -38,10 +38,10 @@ TEXTS = ("title", "vendor", "architecture")
 CACHE = re.compile(r"L\d|.*cache|SLC", re.IGNORECASE)
 # Share of a hardware-managed cache that tiles may fill: the best single value measured (docs/results/real-caches.md).
 USABLE_SHARE = 0.75
-MAX_TILE_MULTIPLE = 65_536  # far above the 16 of tensor cores; tiles are multiples of it
+MAX_TILE_MULTIPLE = 65_536  # limit of a file's tile_multiple, far above the 16 of tensor cores
 LEVEL_FIGURES = ("capacity", "count", "bandwidth", "line", "ways")
-# Further properties, by key in the file: their key in `Memory.facts`. The catalogue's tests compare other figures with
-# them, and plans of GPU kernels use them.
+# Further properties: key in the file -> key in `Memory.facts`. Plans of GPU kernels use them, and the catalogue's tests
+# compare other figures with them.
 FACTS = {
     "shaders": "shaders",  # float32 lanes of the whole machine
     "lanes": "lanes_per_core",  # per core; a core is an SM or compute unit, counted by the fastest level
@@ -163,6 +163,7 @@ def this_machine(remeasure: bool = False) -> Memory:
     The system reports the CPU's caches; rates are measured. The first call on a machine measures for about two seconds
     (see `roofline.roofline`); later calls read the result from the user's cache folder, unless `remeasure` is set.
     On a CPU, float16 arithmetic runs in fp32, so there is no float16 peak.
+    Raises RedblueError if REDBLUE_ISA names an instruction set that is unknown or that this CPU lacks.
     """
     cpu, measured = detect_cpu(), roofline.roofline(remeasure)
     isa = _core.choose_isa(measured.isa)
@@ -255,7 +256,7 @@ def _machine(place: Place, table: Any) -> Memory:
         raise place.error(str(error)) from None
     texts, names = {key: table.get(key, "") for key in TEXTS}, table.get("device_names", [])
     if not isinstance(names, list) or not all(isinstance(text, str) for text in (*texts.values(), *names)):
-        raise place.error(f"{', '.join(TEXTS)} must be texts and device_names a list of texts")
+        raise place.error(f"{', '.join(TEXTS)} must be texts, and device_names must be a list of texts")
     peaks = place.figures(table.get("peak", {}), "peak", tuple(BYTES_PER_WORD))
     facts = place.figures(table.get("facts", {}), "facts", tuple(FACTS))
     sources = {

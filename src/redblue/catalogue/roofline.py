@@ -31,10 +31,9 @@ SECONDS_PER_RATE, ROUNDS = 0.12, 2
 # A measurement that got a smaller share of the cores' time than this is not stored.
 MIN_CPU_SHARE = 0.9
 
-# A DRAM buffer is DRAM_OVER_LAST_CACHE times the last cache, so that the cache holds little of the buffer, but at most
-# this share of memory.
-DRAM_OVER_LAST_CACHE = 4
-DRAM_PART_OF_MEMORY = 1 / 8
+# Size of the buffers in DRAM. They are much larger than the last cache, which then holds little of them.
+DRAM_OVER_LAST_CACHE = 4  # ratio to the last cache
+DRAM_PART_OF_MEMORY = 1 / 8  # limit: this share of memory
 MIN_DRAM_BYTES = 64 * 2**20
 
 
@@ -107,8 +106,8 @@ def measure(cpu: Cpu, isa: _core.Isa, seconds_per_rate: float = SECONDS_PER_RATE
 def buffer_bytes(cpu: Cpu, threads: int) -> dict[str, int]:
     """Return, for each level, the bytes that each of `threads` threads reads repeatedly so that the level serves them.
 
-    Cache levels: the thread's share of the next faster cache plus half its share of this cache. That is too much for
-    the faster cache and fits this one, whether caches are inclusive or exclusive. DRAM: several times the last cache.
+    Cache levels: the thread's share of the next faster cache plus half its share of this cache. So many bytes exceed
+    the faster cache and fit this one, whether caches are inclusive or exclusive. DRAM: several times the last cache.
     """
     sizes, faster, last = {}, 0, 0
     for cache in cpu.caches:

@@ -73,15 +73,15 @@ class Place:
             raise self.error(f"{name} is {figure!r} and needs a unit: {choices}")
         written = [unit for unit in figure if unit not in ("source", "date")]
         if len(written) != 1 or written[0] not in units:
-            raise self.error(f"{name} needs a unit, exactly one, got {', '.join(written) or 'none'}: {choices}")
+            raise self.error(f"{name} needs exactly one unit, got {', '.join(written) or 'none'}: {choices}")
         unit = written[0]
         number = figure[unit]
         if type(number) not in (int, float) or not 0 < number < math.inf:
             raise self.error(f"{name} must be a number above 0, got {number!r}")
         most = MAX_PER_SECOND if where == "peak" or key in ("bandwidth", "clock") else LARGEST
         if number > most / units[unit]:
-            raise self.error(f"{name} must come to at most {most:.3g}, got {number!r:.60} {unit}")
+            raise self.error(f"{name} must be at most {most / units[unit]:.3g} {unit}, got {number!r:.60}")
         value = number * units[unit]
         if value < 1:
-            raise self.error(f"{name} must come to at least 1, got {number!r} {unit}")
+            raise self.error(f"{name} must be at least {1 / units[unit]:.3g} {unit}, got {number!r}")
         return Figure(value, ", ".join(str(figure[key]) for key in ("source", "date") if key in figure))

@@ -88,11 +88,12 @@ def model(
     name_or_path: a name of the catalogue, or the path of a config.json or of its folder. A name takes precedence over a
     path of the same spelling; write ./name for the path.
     n: tokens per sequence. Default: the number of positions in the config, at most 4096; for image models, the tokens
-    of the config's image size. For a U-Net n counts tokens at the finest level, for a VAE in the middle block.
+    of the config's image size. In a U-Net, n counts tokens of the finest level; in a VAE, of the middle block.
+    batch, direction: as in Problem.
     dtype: number type of Q, K and V. Default: the type in the config, else float16.
 
-    Raises UnknownName for a name that is not in the catalogue. Raises RedblueError for a file that is not a
-    config.json, that lacks a field, or that holds an invalid value or an unsupported layout.
+    Raises UnknownName for a name that is not in the catalogue. Raises RedblueError for an invalid argument, and for a
+    file that is not a config.json, that lacks a field, or that holds an invalid value or an unsupported layout.
     """
     name, title, source, where, fields = _open(name_or_path)
     siblings, fields = sibling_configs(fields), language_model_fields(fields)

@@ -115,7 +115,9 @@ class Config:
             names = NAMES.get(quantity, (quantity,))
             unset = [f"{key} = {self.fields[key]!r}" for key in names if self.fields.get(key) is not None]
             if unset:
-                raise self.error(f"{', '.join(unset)} means that it has no {quantity}, which its layers need: give one")
+                raise self.error(
+                    f"its layers need a {quantity}, but {', '.join(unset)} means that there is none: give one"
+                )
             raise self.missing(quantity, names)
         return value
 
