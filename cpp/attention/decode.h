@@ -2,9 +2,9 @@
 // product, P V. Vectors lie along the features in the products, so that nothing is packed, and along the keys in the
 // softmax. Included once inside each target region (vector/region.h).
 
-// One step of summing the lanes of L vectors. a and b each hold partial sums of N vectors. After the steps for
-// N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. Steps with small N shuffle lanes within blocks of 16 bytes,
-// which is cheapest; later steps move whole blocks.
+// One step in summing the lanes of each of L vectors. a and b each hold partial sums of N vectors; the result holds
+// partial sums of all 2 N. After the steps for N = 1, 2, .. L / 2, lane i is the sum of the i-th vector. Steps with
+// small N shuffle lanes within blocks of 16 bytes, which is cheapest; later steps move whole blocks.
 template <class T, int N>
 inline V<T> sums_of_groups(V<T> a, V<T> b) {
   constexpr int L = kLanesOf<T>, kBlock = 16 / sizeof(T);

@@ -21,7 +21,8 @@ struct Formats {
   // different cache sets.
   static long padded(long columns) { return up(columns, S * L) + (columns % (1024 / sizeof(Packed)) ? 0 : S * L); }
   static const Unit* as_units(const Packed* p) { return reinterpret_cast<const Unit*>(p); }
-  // Whether products can read rows of an array in place; in_place_pairs: as the layout `pairs` of pack.h.
+  // Whether products can read rows of an array in place. in_place_pairs: whether they can read these rows as the layout
+  // `pairs` of pack.h.
   static bool in_place(const Array& array, long columns) {
     return std::is_same_v<T, Packed> && array.column == 1 && columns % S == 0 && array.row % S == 0;
   }

@@ -46,7 +46,7 @@ struct Gather : Formats<T, F> {
     const T* later(long x) const { return side.base + list[x] * side.step; }  // operator() has prefetched already
   };
   // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array; otherwise 1. Both strides
-  // select the path, because passes by query and by key must round scores alike.
+  // choose between two orders of summation, because passes by query and by key must round scores alike.
   __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns,
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {

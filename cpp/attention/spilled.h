@@ -132,8 +132,8 @@ struct Spilled : Formats<T, F> {
     }
   };
 
-  // Forward: computes P = exp(scores - maxima) of rows r0 .. r0 + count - 1, where the maxima are of the row within a
-  // tile. Also stores the maxima and lse.
+  // Forward: computes P = exp(score - maximum) of rows r0 .. r0 + count - 1. Each tile of P has its own maximum of each
+  // row. Also stores these maxima and lse.
   static Moved scores(const Call& call, const Spill& spill, long r0, long count, Arena& arena) {
     const Stream s(call, spill.stream);
     const long lanes = spill.lanes, cols = spill.tiles.cols, most = std::min<long>(cols, call.n_k);

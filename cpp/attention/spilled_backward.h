@@ -246,7 +246,7 @@ struct SpilledBackward : Spilled<T, F> {
     const Gradient gradient{call.dout, call.dv, spill.dv, long(call.d_v), long(call.d_v), call.dropout > 0};
     if (!spill.meets(spill.row, spill.rows, j0, count)) {
       Moved moved = gradient.rest(s, spill, j0, count, arena);
-      moved.reads += moved.writes;  // the schedule reads V before it checks whether any row attends these keys
+      moved.reads += moved.writes;  // V has as many words as dV; the schedule reads V before it looks for rows
       return moved;
     }
     KeyBlock block(s, spill, gradient, j0, count, arena);

@@ -25,7 +25,7 @@ class Arena {
   }
 
   void clear() {
-    if (!full_.empty()) {  // the next allocation is one block for all pieces
+    if (!full_.empty()) {  // several blocks were needed: the next block holds as much as all of them
       full_.clear();
       wanted_ = taken_;
       release();

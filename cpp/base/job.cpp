@@ -32,7 +32,7 @@ void Job::rethrow() const {
 
 void Job::take_tasks() {
   const int seat = seats_.fetch_add(1);
-  // Counted before it takes a task: a caller that finds no task left then also finds this thread counted.
+  // This thread is counted before it takes a task, so a caller that finds no task left also finds this thread counted.
   working_.fetch_add(1);
   if (seat < kSeats) seated_[seat] = this_thread();
   for (std::int64_t task; (task = next_.fetch_add(1)) < tasks_;) try {
@@ -60,7 +60,7 @@ bool Job::help_stalled() {
   for (int seat = 0, seats = std::min<int>(seats_, kSeats); seat < seats && count < kMaxMoves; seat++)
     if (const ThreadId thread = seated_[seat]) others[count++] = {seat, thread, cpu_time(thread)};
   if (spin([this] { return all_done(); })) return true;
-  // Counted before it reads the seats: a caller that is still seated then sees the move and waits for its end.
+  // This move is counted before the seats are read, so a caller that is still seated sees it and waits for its end.
   moving_.fetch_add(1);
   for (int i = 0; i < count; i++) {
     const auto& [seat, thread, used] = others[i];

@@ -24,7 +24,7 @@ void Pool::run(const std::shared_ptr<Job>& job, int helpers) {
   try {
     post(job, helpers);
   } catch (const std::bad_alloc&) {
-    // Fewer workers then get the job. `withdraw` removes the entries that were posted.
+    // Fewer workers, or none, then get the job. `withdraw` removes the entries that no worker has taken.
   }
   job->run();
   withdraw(job);

@@ -1,4 +1,4 @@
-// The number of this process. A forked child recognises by it that its parent's threads are gone.
+// The number of this process. A forked child has another number, which tells it that its parent's threads are gone.
 #pragma once
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>

@@ -79,8 +79,8 @@ class PebbleSearch {
         }
   }
 
-  // Expands a state when the search reaches its total cost, but only to states of that total cost. It is expanded again
-  // for larger totals.
+  // Expands states in ascending order of their totals (cost so far plus estimate). An expansion for one total reaches
+  // only the next states with this total; the state is expanded again for each larger total.
   void best_first(const State& first) {
     States states;
     std::map<std::int64_t, std::vector<std::uint32_t>> open;

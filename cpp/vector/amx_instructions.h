@@ -1,7 +1,9 @@
 // The tile instructions of AMX. Included once inside the target region of amx_bf16 (vector/region.h).
 //
 // They are written in assembly, so that the compiler needs no option for them and register numbers can be template
-// arguments. The memory operand of ldtilecfg.
+// arguments.
+
+// The memory operand of ldtilecfg.
 struct TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
