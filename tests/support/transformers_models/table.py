@@ -11,9 +11,9 @@ STATUSES = {
     "same": "outputs, gradients of all parameters, and greedy generation where the class generates, equal eager's",
     "same as sdpa": "equal to `sdpa`; eager itself differs from both",
     "wrong": "other numbers than eager",
-    "refused": "an error",
-    "unreached": "the forward pass calls no function of transformers' registry of attention",
-    "eager fails": "transformers' own eager model did not take any of the sweep's inputs",
+    "refused": "the model with redblue raises an error",
+    "unreached": "the forward pass calls no attention function of transformers' registry",
+    "eager fails": "the eager model takes none of the inputs that the comparison tries",
     "not buildable": "no tiny config is known, or a package is missing",
 }
 
@@ -72,17 +72,18 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     lines = [
         "# transformers on redblue",
         "",
-        f"Every model class with a forward pass of transformers {versions['transformers']} whose module "
-        f"dispatches attention through `ALL_ATTENTION_FUNCTIONS` ({len(records):,} classes of {len(models)} models), "
-        f"at tiny size, with random "
-        f"weights, in float32, with PyTorch {versions['torch']} on a CPU. `make transformers-table` writes this page "
+        f"This page compares redblue with transformers' `eager` attention for {len(records):,} classes of "
+        f"{len(models)} models of transformers {versions['transformers']}. These are all model classes with a forward "
+        f"pass whose module dispatches attention through `ALL_ATTENTION_FUNCTIONS`. The models are tiny, with random "
+        f"weights, in float32, on a CPU with PyTorch {versions['torch']}. `make transformers-table` writes this page "
         "and [the outcome of each class](transformers.json).",
         "",
-        '"Same" means that the largest error of the outputs, and that of the gradients of all parameters, is at most '
-        f"1e-4 of the largest number; the largest one that occurred is {max(errors, default=0):.1g}."
+        '"Same" means that the largest error of the outputs and the largest error of the gradients of all parameters '
+        f"are at most 1e-4 of the largest number. The largest error that occurred is {max(errors, default=0):.1g}."
         + "".join(
-            f" {r['class']} amplifies rounding: eager itself is {r['rounding']:.1g} from eager in float64, and redblue "
-            f"at most twice as far ({max(r['errors']):.1g} from eager)."
+            f" Exception: {r['class']} amplifies rounding. Relative to eager in float64, the error of eager in float32 "
+            f"is {r['rounding']:.1g}, and the error of redblue is at most twice as large. (redblue and eager differ by "
+            f"{max(r['errors']):.1g}.)"
             for r in rounded
         ),
         "",
@@ -90,16 +91,16 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "|---|---:|---|",
         *(f"| {name} | {counts[name]:,} | {meaning} |" for name, meaning in STATUSES.items()),
         "",
-        f"- Of the {len(by_sdpa):,} classes whose attention `sdpa` computes right, redblue computes {len(served):,} "
-        f"({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
+        f"- `sdpa` computes the attention of {len(by_sdpa):,} classes right. redblue computes {len(served):,} of them "
+        f"right ({100 * len(served) / max(1, len(by_sdpa)):.1f} %).",
         f"- redblue computes {beyond:,} classes right that `sdpa` refuses or computes wrong.",
         f"- {generated:,} classes also generated the same tokens, from prompts with padding on the left.",
-        f"- {len(compared):,} of {len(records):,} classes could be compared; {parts:,} of them are parts that were "
-        "called with the inputs that a whole model of the same module gives them.",
+        f"- {len(compared):,} of {len(records):,} classes could be compared. {parts:,} of them are parts of models, "
+        "which were called with the inputs that a whole model of the same module gives them.",
         "",
-        "## Refused, or other numbers",
+        "## Refused, or different from eager",
         "",
-        "| class | outcome | `sdpa` | reason |",
+        "| class | outcome | outcome with `sdpa` | reason |",
         "|---|---|---|---|",
     ]
     for r in sorted(records, key=lambda r: (r["status"], r["class"])):
@@ -109,7 +110,7 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     lines += [
         "",
         "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
-        "registry, so that no other implementation can be given to it. Those that `sdpa` takes run on redblue with",
+        "registry, and this table cannot be extended. If the class runs with `sdpa`, it runs on redblue with",
         '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
         "",
     ]
