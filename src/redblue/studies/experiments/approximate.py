@@ -18,14 +18,14 @@ from redblue.schedules.taylor import rank
 from redblue.studies.experiments import small_transformer
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
-N, D = 256, 64  # of the scores
-DEGREES = tuple(range(2, 41, 2))  # of the polynomials whose error is measured
+N, D = 256, 64  # queries and keys, and features, from which scores are computed
+DEGREES = tuple(range(2, 41, 2))  # degrees of the polynomials whose error is measured
 PAID = (2, 4, 6)  # degrees whose words are compared with those of exact schedules
 EXACT = ("flash", "hybrid", "small_cache")
 HEAD_DIMENSIONS = (8, 64, 128)
-STEPS = 300  # of training
+STEPS = 300  # steps of training
 LONGEST = 2**40  # tokens; beyond it the search for a length stops
-TOLERANCES = (0.1, 2**-8)  # of the largest error over max |V|; 2^-8 is the rounding of bfloat16
+TOLERANCES = (0.1, 2**-8)  # limits of the largest error over max |V|; 2^-8 is the rounding of bfloat16
 SMALLEST = 1e-9  # error in the figure
 HUES = ("#8fb9d9", "#5b9bc9", "#0068a8", "#b0508a", "#cf5a00")
 
@@ -183,7 +183,13 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for name in dict.fromkeys(row["scores"] for row in errors)
     ]
-    columns = ("scores", "deviation", "largest score", *(f"degree {degree}" for degree in shown), "for 0.1", "for 2⁻⁸")
+    columns = (
+        "scores",
+        "standard deviation",
+        "largest absolute score",
+        *(f"error, degree {degree}" for degree in shown),
+    )
+    columns += ("needed for error 0.1", "needed for error 2⁻⁸")
     second = [
         (
             str(d),
@@ -197,10 +203,10 @@ def tables(rows: list[Row]) -> list[Table]:
         if (found := [row["length"] for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]])
     ]
     return [
-        Table(f"Error / max |V| for d = {D}, and the degree for errors of at most 0.1 and 2⁻⁸", columns, first),
+        Table(f"The error of the output for d = {D}, relative to max |V|", columns, first),
         Table(
-            "The length in tokens from which on Taylor features move fewer words than every exact schedule",
-            ("d", "degree", "rank r", "boundaries", "least", "median", "most"),
+            "The shortest sequence, in tokens, for which Taylor features move fewer words than every exact schedule",
+            ("d", "degree", "features r", "boundaries", "minimum", "median", "maximum"),
             second,
             0,
         ),
@@ -213,16 +219,16 @@ def findings(rows: list[Row]) -> list[str]:
         same = [row for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]]
         found = [row["length"] / row["rank"] for row in same]
         lines.append(
-            f"With d = {d} and degree {degree}, r = {rank(d, degree):,} features replace the keys. They move fewer "
-            f"words than exact attention from a length of {median(found):.2f} r tokens on in the median of "
-            f"{len(found)} boundaries; this length is {min(found):.2f} r at least and {max(found):.2f} r at most."
+            f"With d = {d} and degree {degree}, r = {rank(d, degree):,} features replace the keys. The features move "
+            f"fewer words than exact attention if the sequence has at least {median(found):.2f} r tokens (median of "
+            f"{len(found)} boundaries; {min(found):.2f} r to {max(found):.2f} r)."
         )
     reached = needed(rows, TOLERANCES[1])
     for name in ("uniform, entries up to 1/2", "Gaussian", "transformer, trained"):
         if name in reached:
             row = reached[name]
-            takes = f"degree {row['degree']}, r = {row['rank']:.1e}" if row else f"more than degree {DEGREES[-1]}"
-            lines.append(f"For the scores `{name}` and d = {D}, an error of at most 2⁻⁸ max |V| takes {takes}.")
+            needs = f"degree {row['degree']}, r = {row['rank']:.1e}" if row else f"more than degree {DEGREES[-1]}"
+            lines.append(f"For the scores `{name}` and d = {D}, an error of at most 2⁻⁸ max |V| needs {needs}.")
     return lines
 
 
@@ -233,7 +239,7 @@ def missing() -> str:
 EXPERIMENT = Experiment(
     name="approximate",
     title="Approximate attention: error and words",
-    question="How large is the error of Taylor features, and from which sequence length on do they move fewer words?",
+    question="How large is the error of Taylor features, and for which sequence lengths do they move fewer words?",
     points=points,
     measure=measure,
     figure=figure,
@@ -241,24 +247,25 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 The schedules `taylor_2`, `taylor_4` and `taylor_6` are a *reconstruction* of the polynomial method of Alman & Song
-(arXiv 2302.13214); [theory](../lab/theory.md), "Approximate attention", describes them. They are not the algorithms of
-Papp, Sobczyk & Zouzias (arXiv 2605.23751). The text of that paper was not at hand, and its algorithms may need fewer
-features or fewer words.
+(arXiv 2302.13214). The [theory](../lab/theory.md#approximate-attention-a-reconstruction) describes them. They are not
+the algorithms of Papp, Sobczyk & Zouzias (arXiv 2605.23751). Only the abstract of that paper was at hand; its
+algorithms may need fewer features or move fewer words.
 
-**Error.** A Taylor polynomial replaces exp, in float64, with n = {N} and d = {D}. The entries of Q and K are uniform
-within a bound, or standard normal, or they come from a causal transformer of {small_transformer.LAYERS} layers and
-{small_transformer.HEADS} heads on bytes, before and after {STEPS} steps of training on Python source. Of the
-transformer's heads, the one with the largest error is shown. The transformer's mask applies to the error only: the
-schedules take no mask. The error is the largest error of an output word, divided by the largest |V|. *Deviation* and
-*largest score* are the standard deviation and the largest absolute value of the scores q·k/√d.
+**Error.** A Taylor polynomial replaces exp, in float64, with n = {N} and d = {D}. The entries of Q and K come from one
+of three sources: a uniform distribution within a bound, the standard normal distribution, or a causal transformer on
+bytes ({small_transformer.LAYERS} layers, {small_transformer.HEADS} heads), before and after {STEPS} steps of training
+on Python source. For the transformer, each number is the largest over its heads. Its causal mask applies to the error
+only: the schedules take no mask. The *error* is the largest error of an output word, divided by the largest |V|. The
+*standard deviation* and the *largest absolute score* are those of the scores q·k/√d. *Needed*: the smallest degree from
+which on all degrees up to {DEGREES[-1]} stay within the error.
 
-**Words.** One head, full mask, n queries and n keys, words of 16 bits, at every boundary of known capacity of every
-machine of the catalogue. The closed forms of the Taylor schedules with their best tiles are compared with the fewest
-words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %. Where the features' sums over keys fit in the
-cache, every input is read once, and Taylor features move fewer words as soon as exact attention reads anything twice.
-Where the sums do not fit, r features cost as many words as r keys, so Taylor features move fewer words from about n = r
-on. Arithmetic is not counted: Taylor features take 4 n r d operations and the computation of the features, exact
-attention 4 n² d.
+**Words.** The words are counted for one head, a full mask, n queries, n keys and words of 16 bits, at every boundary of
+known capacity of every machine of the catalogue. The closed forms of the Taylor schedules with their best tiles are
+compared with the fewest words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %. A Taylor schedule
+keeps sums over all keys. If these sums fit in the cache, the schedule reads every input once, and so moves fewer words
+as soon as exact attention reads any word twice. If the sums do not fit, r features cost as many words as r keys, and so
+the schedule moves fewer words from about n = r on. Arithmetic is not compared: Taylor features take 4 n r d operations
+and the computation of the features, exact attention takes 4 n² d.
 """,
     missing=missing,
 )

@@ -30,7 +30,7 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="backward",
     title="The crossing, backward",
-    question="At which cache sizes is one pass for dQ, dK and dV best, or two kernels, or writing P and dS to memory?",
+    question="Which is best at which cache size: one pass for dQ, dK and dV, two kernels, or P and dS in memory?",
     points=points,
     measure=metered.measure,
     figure=BACKWARD.figure,

@@ -1,4 +1,4 @@
-"""Compression: the protocol behind the bound for any arithmetic, run on phases, and a fast multiplication's words."""
+"""Compression: run the protocol behind the bound for any arithmetic, and count the words of fast multiplications."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from redblue.problem import Problem
 from redblue.schedules import strassen
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
-N, D, CAPACITIES = 48, 8, (64, 128, 256)  # of the runs on words of a field; d^2 = 64
+N, D, CAPACITIES = 48, 8, (64, 128, 256)  # n, d and M of the runs on words of a field; d^2 = 64
 DECODED = 12  # phases of a run that are encoded and decoded, spread evenly
 FORWARD, BACKWARD = ("flash", "hybrid", "small_cache", "standard"), ("flash", "hybrid", "small_cache")
-SIDE = 31  # of the output-stationary tiles of the large fast multiplications; with two slices they fill M = 1023
+SIDE = 31  # side of the stationary tile of the output in large fast multiplications; with two slices it fills M = 1023
 LARGE_M, LEVELS = SIDE * (SIDE + 2), (0, 1, 2, 3)
 SHARES = (8, 16, 32, 48, 64, 96, 128, 256, 512)  # d over 31, about d / sqrt(M)
 HUES = ("#8fb9d9", "#0068a8", "#b0508a", "#cf5a00")
@@ -134,8 +134,8 @@ def figure(rows: list[Row]) -> alt.LayerChart:
 def tables(rows: list[Row]) -> list[Table]:
     runs, large = split(rows)
     columns = (
-        *("schedule", "direction", "M", "loads", "phases", "decoded exactly", "longest message, of 2M words"),
-        *("most products of a phase", "limit", "determined", "loads / bound"),
+        *("schedule", "direction", "M", "loads", "phases", "decoded exactly", "longest message, words"),
+        *("most scores of a phase", "limit", "determined", "loads / bound"),
     )
     lines = [
         (
@@ -163,11 +163,11 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in large
     ]
-    over = ("d / √M", "d", "`small_cache`", *(f"Strassen, levels: {each}" for each in LEVELS[1:]))
+    over = ("d / √M", "d", "`small_cache`", *(f"`strassen`, levels: {each}" for each in LEVELS[1:]))
     over += ("bound for any arithmetic",)
     return [
-        Table("Phases, compressed", columns, lines, 2),
-        Table("Words, relative to the bound for standard products", over, fast, 0),
+        Table("The phases of each run", columns, lines, 2),
+        Table("Words, divided by the bound for standard products", over, fast, 0),
     ]
 
 
@@ -182,51 +182,54 @@ def findings(rows: list[Row]) -> list[str]:
     within = sum(row["most_products"] <= row["limit"] and row["loads"] >= row["bound_loads"] for row in runs)
     above = sum(min(row["words"]) > row["any_bound"] for row in large)
     return [
-        f"Bob decoded every product exactly in {exact} of {decoded} phases, from at most 2M words. In {within} of "
-        f"{len(runs)} runs, no phase has more products than the limit of Theorem 4. `{fullest['schedule']}` at M = "
-        f"{fullest['M']} comes nearest to the limit, with {fullest['most_products'] / fullest['limit']:.0%} of it.",
-        f"The messages are hardly longer than necessary: the products of one phase of `{tightest['schedule']}` cannot "
-        f"be told apart by fewer than {tightest['determined_share']:.0%} of the words of its message.",
-        f"The run nearest to the bound for any arithmetic is `{nearest['schedule']}` at M = {nearest['M']}: it loads "
-        f"{nearest['loads'] / nearest['bound_loads']:.0f} times as many words as the bound.",
-        f"With n = 4 d, Strassen's attention moves fewer words than the bound for standard products (Theorems 1 to 3) "
-        f"from d = {min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M on; at d = "
-        f"{lowest['d'] / lowest['M'] ** 0.5:.0f} √M, it moves "
-        f"{min(lowest['words']) / lowest['standard_bound']:.0%} of that bound. The bound for any arithmetic holds for "
-        f"{above} of {len(large)} counts; the lowest count is {min(lowest['words']) / lowest['any_bound']:,.0f} times "
-        f"this bound.",
+        f"In {exact} of {decoded} phases, the receiver decoded every score exactly from a message of at most 2M words. "
+        f"In {within} of {len(runs)} runs, no phase has more scores than Theorem 4 allows, and the run loads at least "
+        f"the words of its bound. The run nearest to the limit is `{fullest['schedule']}` at M = {fullest['M']}: one "
+        f"of its phases has {fullest['most_products'] / fullest['limit']:.0%} of the allowed scores.",
+        f"The messages can hardly be shorter: for one phase of `{tightest['schedule']}`, any message that determines "
+        f"the scores needs at least {tightest['determined_share']:.0%} of the words of this message.",
+        f"The run nearest to the bound for any arithmetic is `{nearest['schedule']}` at M = {nearest['M']}. This run "
+        f"loads {nearest['loads'] / nearest['bound_loads']:.0f} times the words of the bound.",
+        f"The bounds of Theorems 1 to 3 hold for standard products only. With n = 4 d, Strassen's attention moves "
+        f"fewer words than these bounds from d = {min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M on, and "
+        f"{min(lowest['words']) / lowest['standard_bound']:.0%} of their words at d = "
+        f"{lowest['d'] / lowest['M'] ** 0.5:.0f} √M. The bound for any arithmetic holds for {above} of {len(large)} "
+        f"counts. At d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, the count is "
+        f"{min(lowest['words']) / lowest['any_bound']:,.0f} times this bound.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="compression",
     title="Compressing a phase: the bound for any arithmetic",
-    question="Do 2M words determine all scores of a phase, and does the bound hold for a fast multiplication?",
+    question="Do 2M words determine all scores of a phase, and does the bound hold for Strassen's multiplication?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-**The protocol.** Each schedule runs on random words of the finite field F_q, q = 2³¹ - 1, with n = {N} and d = {D}. Its
-run is cut into phases of M loads (the first has 2M). Alice sends the words that the cache holds when a phase begins and
-the words that the phase loads. Bob knows the schedule but no input. His machine runs the same schedule, on zeros until
-the phase begins, and then on the words of the message. He reads off every score that the phase computes (backward:
-every dP_ij). The positions of scores among the computed words do not depend on the data; two runs on random inputs show
-it. *Decoded exactly*: all products of a phase equal Q Kᵀ computed directly. At most {DECODED} phases of a run are
-decoded, spread evenly; products are counted in all phases.
+**Protocol.** The bound for any arithmetic ([theory](../lab/theory.md), Theorem 4) rests on a protocol between a sender,
+Alice, and a receiver, Bob. Here the protocol runs. A schedule works on random words of the finite field F_q, q = 2³¹ -
+1, with n = {N} and d = {D}. Its run is cut into phases of M loads; the first phase has 2M loads. Alice sends the words
+that the cache holds when a phase begins, and the words that the phase loads. Bob knows the schedule but no input. He
+runs the same schedule, on zeros until the phase begins, and then on the words of the message. So he obtains every score
+that the phase computes (in the backward pass, every dP_ij). The positions of the scores among the computed words do not
+depend on the data, as two runs on random inputs confirm. The columns:
 
-*Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W if W < d² ([theory](../lab/theory.md), Theorem 4).
-*Determined*: the scores of a phase cannot be told apart by fewer than D words. D is a sum over keys: each of the d keys
-with the most of these scores adds all of its scores, and every other key at most d (or the same for rows). The column
-shows the largest D over the length of the message, among the phases decoded. *Bound*: Theorem 4 with its best phases,
-which are longer than M.
+- *Decoded exactly*: the phases of which all decoded scores equal those of Q Kᵀ computed directly. At most {DECODED}
+  phases of a run are decoded, spread evenly. Scores are counted in all phases.
+- *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
+- *Determined*: a lower bound D on the words that determine the scores of a phase, divided by the words of its message;
+  the largest ratio among the decoded phases. D is a sum over keys. Each of the d keys with the most scores of the phase
+  contributes all of its scores, and every other key contributes at most d scores (or the same with rows for keys).
+- *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
 
-**The fast multiplication.** Strassen's attention (Winograd's form, 7 products and 15 sums) computes Q Kᵀ and P V with
-the given levels of recursion over output-stationary tiles; the softmax between them reads S twice and writes P. Here
-M = {LARGE_M:,} and n = 4d. The words are those of its closed form, which equals a run in the tests; the phases above
-are from runs. The bounds for standard products do not cover this algorithm. Each level of recursion saves an eighth of
-the products' words and adds sums, which cost a fixed number of words per pair. So a level saves words only where d is
-many times √M, far beyond any head dimension in use.
+**Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums
+for each level of recursion), over output-stationary tiles. Between the two products, the softmax reads S twice and
+writes P. The second table has M = {LARGE_M:,} and n = 4 d. Its words are those of the closed form, which equals a run
+in the tests; the phases of the first table are from runs. The bounds for standard products do not cover this algorithm.
+Each level of recursion saves an eighth of the products' words and adds sums, which cost a fixed number of words per
+pair. So a level saves words only if d is many times √M, far beyond any head dimension in use.
 """,
 )

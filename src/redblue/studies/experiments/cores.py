@@ -20,7 +20,7 @@ from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 CORES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192)
 SOCKETS, MANY = 2, 64  # machines with at least MANY cores have two sockets, each with half of the cores
-UPDATE = 0.2  # of a backward block's time: one of its five products adds to dQ
+UPDATE = 0.2  # share of a backward block's time that adds to dQ: one of its five products
 SIMULATED, MEASURED = "simulated", "measured"
 CASES: dict[str, dict[str, Any]] = {
     "BERT, b 8, n 128": {"n_q": 128, "n_k": 128, "d": 64, "heads": 12, "batch": 8},
@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 MASKS = {"full": Mask.full(), "causal": Mask.causal(), "window": Mask.sliding_window(512, 0)}
 HUES = ("#0068a8", "#b0508a", "#cf5a00", "#5a8f3c", "#7a6ac2", "#3f4a54")
-SECONDS = 0.4  # of calls timed for a measured row
+SECONDS = 0.4  # for which calls are timed for a measured row
 
 
 def problem_of(point: Point) -> Problem:
@@ -184,13 +184,13 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in of(rows, SIMULATED)
         if row["cores"] in (2, 16, 64, 192)
     ]
-    columns = ("call", "direction", "cores", "tasks", "compute", "wait", "sockets that read a stream")
+    columns = ("call", "direction", "cores", "tasks", "computing", "waiting", "sockets that read a stream")
     measured_lines = [
         (row["case"], row["direction"], str(row["cores"]), f"{row['expected']:.2f}", f"{row['speed_up']:.2f}")
         for row in of(rows, MEASURED)
     ]
-    check = ("call", "direction", "cores", "speed-up simulated", "speed-up measured")
-    tables = [Table("Shares of the time of all cores, simulated", columns, simulated_lines, 2)]
+    check = ("call", "direction", "cores", "simulated speed-up", "measured speed-up")
+    tables = [Table("Shares of the threads' time, simulated", columns, simulated_lines, 2)]
     return [*tables, Table("Speed-ups on this machine", check, measured_lines, 2)] if measured_lines else tables
 
 
@@ -201,18 +201,18 @@ def findings(rows: list[Row]) -> list[str]:
     worst = min(at_most, key=lambda row: row["used"])
     waits = max(found, key=lambda row: row["waited"])
     lines = [
-        f"On {most} cores, the calls compute during {min(row['used'] for row in at_most):.0%} to "
-        f"{max(row['used'] for row in at_most):.0%} of all cores' time. The smallest share is that of the call "
-        f"{worst['case']}, {worst['direction']}, with {worst['tasks']:,} tasks.",
-        f"Backward tasks wait for one another's updates of dQ during at most {waits['waited']:.0%} of the time "
-        f"({waits['case']}, {waits['cores']} cores).",
+        f"On {most} cores, the threads compute for {min(row['used'] for row in at_most):.0%} to "
+        f"{max(row['used'] for row in at_most):.0%} of their time, depending on the call. The smallest share is that "
+        f"of `{worst['case']}`, {worst['direction']}, which has {worst['tasks']:,} tasks.",
+        f"In backward calls, threads wait for at most {waits['waited']:.0%} of their time for another task's update of "
+        f"dQ (`{waits['case']}`, {waits['cores']} cores).",
     ]
     sockets = [row for row in found if row["sockets"] > 1]
     if sockets:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(
-            f"On machines with two sockets, {read:.2f} sockets on average read the keys (forward) or queries "
-            f"(backward) of one stream, because the order of tasks does not depend on the socket."
+            f"On machines with two sockets, {read:.2f} sockets on average read the keys (forward) or the queries "
+            f"(backward) of a stream, because the order of tasks ignores the sockets."
         )
     checked = of(rows, MEASURED)
     if checked:
@@ -234,15 +234,15 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-Simulated, not measured: no machine with many cores was at hand. The compiled core lists the tasks, in their order, for
-the given number of threads. Their tiles are planned for the given number of cores, each with the caches of this
-machine. Threads take tasks in that order. A task takes time in proportion to its pairs of a query and a key, in whole
-panels. In the backward pass, a panel's update of dQ takes {UPDATE:.0%} of the panel's time, and waits for the update
-before it. All threads start at once, every core is equally fast, and memory is never the limit. From {MANY} cores on,
-the machine has two sockets, and each socket runs half of the threads.
+Simulated, not measured, because no machine with many cores was at hand. The compiled C++ code lists the tasks of a call
+for the given number of threads. Tiles are planned for as many cores, each with the caches of this machine. The threads
+take the tasks in the order of the list. The time of a task is proportional to its pairs of a query and a key, in whole
+panels of rows. In the backward pass, the update of dQ takes {UPDATE:.0%} of a panel's time and waits for the previous
+update of the same rows. The simulation assumes that all threads start at once, that every core is equally fast, and
+that memory is never the limit. From {MANY} cores on, the machine has two sockets, and each socket runs half of the
+threads. A stream is a key head of one batch entry with its query heads.
 
-"Speed-ups on this machine" times the same calls in float32, with one thread and with one thread for each core, and
-shows the measured speed-up beside the simulated one.
+"Speed-ups on this machine": the same calls are timed in float32, with one thread and with one thread for each core.
 """,
     alone=True,
 )

@@ -31,7 +31,7 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="crossing",
     title="The crossing: three schedules over the cache's size",
-    question="At which cache sizes does the best of flash, hybrid and small_cache change, and do measurements agree?",
+    question="At which cache sizes does the best schedule change, and do measurements agree with the counts?",
     points=points,
     measure=metered.measure,
     figure=FORWARD.figure,

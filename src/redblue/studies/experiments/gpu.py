@@ -95,7 +95,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    columns = ("schedule", "boundary", "d", "KiB", "tiles", "bytes", "/ counted")
+    columns = ("schedule", "boundary", "d", "KiB", "tiles", "bytes", "bytes / counted")
     lines = [
         (
             f"`{row['schedule']}`",
@@ -151,9 +151,9 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-The Triton kernels, forward, {HEADS} heads, n = {N:,}, full mask, {DTYPE}, with tiles planned for the shared memory
-of a block. Nsight Compute (ncu) counts the bytes; it empties the caches before each kernel. The benchmark
-`benchmarks/small_cache/crossing.py` measures the time on cards with little shared memory.
+The Triton kernels run forward with {HEADS} heads, n = {N:,}, a full mask and {DTYPE}. Their tiles are planned for the
+given shared memory of a block. Nsight Compute (ncu) counts the bytes, and empties the caches before each kernel. The
+benchmark `benchmarks/small_cache/crossing.py` measures times on cards with little shared memory.
 """,
     missing=missing,
     tools=tools,

@@ -140,7 +140,8 @@ def _per_pair(row: Row, name: str) -> float:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    columns = ("kernel", "tiles for", "boundary", "regime", "d", "n", "M", "measured", "/ counted", "/ bound")
+    columns = ("kernel", "tiles for", "boundary", "regime", "d", "n", "M", "measured words")
+    columns += ("measured / counted", "measured / bound")
     lines = [
         (
             f"`{row['schedule']}`",
@@ -161,9 +162,10 @@ def tables(rows: list[Row]) -> list[Table]:
 
 def findings(rows: list[Row]) -> list[str]:
     return [
-        f"At d = {d} and {BOUNDARIES[level]} (M = {row['M']:,}, {row['regime']}), `{row['schedule']}` in tiles for "
-        f"{row['planned_for']} moves the fewest words: {_per_pair(row, 'measured_words'):.2f} per pair, "
-        f"{row['measured_words'] / row['bound_words']:.2f} times the bound."
+        f"At d = {d} and the boundary {BOUNDARIES[level]} (M = {row['M']:,}, regime {row['regime']}), "
+        f"`{row['schedule']}` with tiles for {row['planned_for']} moves the fewest words: "
+        f"{_per_pair(row, 'measured_words'):.2f} per pair, {row['measured_words'] / row['bound_words']:.2f} times the "
+        f"bound."
         for (d, level), row in sorted(best(rows).items())
     ]
 
@@ -178,20 +180,23 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-The compiled CPU kernels (AVX2) run under valgrind's callgrind, with one head, full mask and float32. Callgrind
-simulates every access to L1 ({CACHES["L1"].capacity_bytes >> 10} KiB, 8 ways), and the misses of L1 in L2
-({CACHES["L2"].capacity_bytes >> 10} KiB, 8 ways), with lines of 64 bytes that are replaced least recently used first.
-These are the caches of a Zen 3 core. Each kernel runs twice: with tiles for L1, and with tiles for L2. The tiles are
-planned for three quarters of the cache ([real-caches](real-caches.md)). Bars: measured words. Ticks: the schedule's
-count for these tiles, at the boundary that they are planned for. Dashed lines: the lower bound of the boundary.
+The compiled CPU kernels (AVX2) run under valgrind's callgrind, with one head, a full mask and float32. Callgrind
+simulates the caches of a Zen 3 core: L1 with {CACHES["L1"].capacity_bytes >> 10} KiB and 8 ways, and L2 with
+{CACHES["L2"].capacity_bytes >> 10} KiB and 8 ways, which sees the misses of L1. Both have lines of 64 bytes and replace
+the least recently used line. Each kernel runs twice: with tiles for L1, and with tiles for L2. The tiles are planned
+for three quarters of the cache ([real-caches](real-caches.md)). A kernel whose tiles do not fit in L1 has no run for
+L1. The counts are those of a kernel's tiles at the boundary that the tiles are planned for, so there is no count at the
+other boundary.
 
-A kernel without tiles that fit in L1 has no bar "for L1". `small_cache` reads rows of K in place. It moves far more
-than its count where these rows lie a power of two apart and so share few sets ([crossing](crossing.md)).
+The figure shows measured words as bars, counts as ticks, and the lower bound of each boundary as a dashed line.
 
-At L1/L2, only reads are measured, because callgrind's L1 writes through, and only reads are counted. The bound is for
-both directions, but nearly all of it is reads. A kernel has tiles for one boundary only; the traffic at the other
-boundary follows from these tiles. `redblue plan` nests tiles for both boundaries. A kernel that follows such a plan
-would need loops for both sets of tiles.
+`small_cache` reads rows of K in place. If these rows lie a power of two apart, they share few sets, and the kernel
+moves many times its count ([crossing](crossing.md)).
+
+At L1/L2, only reads are measured and counted, because callgrind's L1 writes through. The bound includes writes, but
+nearly all of it is reads. A kernel has tiles for one boundary only, and these tiles determine the traffic at the other
+boundary. `redblue plan` nests tiles for both boundaries; a kernel that follows such a plan would need loops for both
+sets of tiles.
 """,
     missing=metered.missing,
     tools=metered.tools,

@@ -130,7 +130,7 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
 
 
 def _dashes(names: list[str]) -> alt.Scale:
-    """Schedules that coincide stay visible: those drawn later are dashed."""
+    """The dashes of each schedule's line. Lines drawn later are dashed, so that coinciding lines stay visible."""
     return alt.Scale(domain=names, range=[[1, 0], [6, 4], [1, 0], [3, 3], [1, 0]])
 
 
@@ -153,8 +153,8 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] != "sizes"
     ]
-    columns = ("problem", "P", "schedule", "grid", "words", "bound for balanced work", "/ bound")
-    columns += ("/ bound for any work",)
+    columns = ("problem", "P", "schedule", "grid", "words", "bound for balanced work", "words / bound")
+    columns += ("words / bound for any work",)
     sized = [
         (
             f"{row['n']:,}",
@@ -169,8 +169,8 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] == "sizes"
     ]
-    found = [Table("Words of the busiest process, in one direction", columns, lines, 4)]
-    columns = ("n", "d", "P", "schedule", "words", "/ bound", "M: most words held", "/ bound by phases over M")
+    found = [Table("Words that the busiest process sends or receives", columns, lines, 4)]
+    columns = ("n", "d", "P", "schedule", "words", "words / bound", "M: most words held", "words / bound by phases")
     return [*found, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else found
 
 
@@ -180,14 +180,15 @@ def findings(rows: list[Row]) -> list[str]:
         mine = [row for row in rows if row["panel"] == panel]
         if not mine:
             continue
-        texts = []
+        spans: dict[str, list[str]] = {}  # schedules by the text of their ratios
         for name in network.SCHEDULES:
             gaps = {row["processes"]: gap(row) for row in mine if row["schedule"] == name}
             if gaps:
                 low, high = min(gaps), max(gaps)
-                more = f" to {gaps[high]:.2f} (P = {high})" if high > low else ""
-                texts.append(f"`{name}` {gaps[low]:.2f} (P = {low}){more}")
-        found.append(f"Words over the bound for {panel}: {', '.join(texts)}.")
+                text = f"{gaps[low]:.2f} at P = {low}" + f" and {gaps[high]:.2f} at P = {high}" * (high > low)
+                spans.setdefault(text, []).append(f"`{name}`")
+        texts = [f"{text} with {', '.join(names)}" for text, names in spans.items()]
+        found.append(f"Words divided by the bound for {panel}: {'; '.join(texts)}.")
     return found
 
 
@@ -201,13 +202,20 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-Counted, not measured. n = {COMMON["n"]:,} ({PANELS["one head, causal, zigzag"]["n"]:,} causal), d = {COMMON["d"]}.
-The words are those that the busiest process sends, or those that it receives, whichever are more. Each schedule runs on
-the grid with the fewest such words. The bound is the largest of [the bounds over a network](../lab/network.md) for
-balanced work, where each process holds the same share of the tokens of all heads. The words of schedules include row
-statistics, a word or two per row, which the bound does not count. A square mesh meets the bound for one head in the
-forward pass. In the backward pass, the best ratio of rows to columns is 7 to 8, which a square mesh does not have. With
-a causal mask, the bound lets a process compute the pairs among its own tokens and any rectangle of attended pairs; no
-known schedule divides the triangle in this way.
+Counted, not measured, with n = {COMMON["n"]:,} (causal {PANELS["one head, causal, zigzag"]["n"]:,}), d = {COMMON["d"]}.
+
+- *Words*: the words that the busiest process sends, or the words that it receives, whichever are more. They include row
+  statistics, a word or two per row, which the bound does not count.
+- *Grid*: parts of the rows x parts of the keys x parts of the heads. Each schedule runs on the grid with the fewest
+  words.
+- *Bound*: the largest of [the bounds over a network](../lab/network.md). It assumes that each process holds the same
+  share of the tokens of all heads. The bound for balanced work also assumes that all processes compute equally many
+  pairs; the bound for any work does not.
+- *M*: the most words that a process holds. *Bound by phases*: the bound for processes that hold at most M words. A dash
+  means that this bound is 0.
+
+In the forward pass, a square mesh meets the bound for one head. In the backward pass, the best grids have 3 rows for
+every 4 columns, and a square mesh moves slightly more words. With a causal mask, the bound lets a process compute the
+pairs among its own tokens and any rectangle of attended pairs. No known schedule divides the triangle in this way.
 """,
 )

@@ -70,8 +70,8 @@ class Over:
             (str(d), f"`{each.small}` to `{each.large}`", *map(_over, (each.over_d2, counted, measured)))
             for d, each, counted, measured in self.places(rows)
         ]
-        columns = ("d", "from, to", "at leading order", "counted", "measured")
-        return [Table("Where the best schedule changes, M over d²", columns, lines, 2), measured_table(rows)]
+        columns = ("d", "change", "leading order", "exact counts", "measurements")
+        return [Table("The cache size M at which the best schedule changes", columns, lines, 2), measured_table(rows)]
 
     def findings(self, rows: list[Row]) -> list[str]:
         """Where the best schedule changes, and how far measurements lie above counts, in sentences."""
@@ -79,11 +79,12 @@ class Over:
         for change in self.changes:
             places = [at for _, each, *at in self.places(rows) if each is change]
             texts = []
-            for kind, values in zip((COUNTED, MEASURED), zip(*places, strict=True), strict=True):
-                positions = [each for each in values if each]
-                texts += [f"at {min(positions):.2f} to {max(positions):.2f} d² as {kind}"] if positions else []
+            for name, values in zip(("exact counts", "measurements"), zip(*places, strict=True), strict=True):
+                positions = [f"{each:.2f}" for each in sorted(filter(None, values))]
+                span = " to ".join(dict.fromkeys((positions[0], positions[-1]))) if positions else ""
+                texts += [f"at {span} d² ({name})"] if span else []
             if texts:
-                where = f"at M = {change.label} at leading order"
+                where = f"at M = {change.label} (leading order)"
                 sentences.append(
                     f"The best schedule changes from `{change.small}` to `{change.large}` {where}, {', '.join(texts)}."
                 )
@@ -119,17 +120,17 @@ def ratio_findings(rows: Sequence[Row]) -> list[str]:
         where = "a fully associative cache" if cache == FULL else "an L1d of 48 KiB and 12 ways"
         sentences.append(
             f"In {where}, kernels move {over_counted(low):.2f} to {over_counted(worst):.2f} times the words counted "
-            f"for their tiles, {over_counted(middle):.2f} times in the median. The ratio is at most {limit} in "
-            f"{inside[0]} of {len(measurements)} measurements, and in {inside[1]} without the lines that stores read "
-            f"before they write. It is largest for `{worst['schedule']}` at d = {worst['d']} and M = {worst['M']:,}."
+            f"for their tiles (median {over_counted(middle):.2f}). The goal is a ratio of at most {limit}: "
+            f"{inside[0]} of {len(measurements)} measurements meet it, {inside[1]} without the lines of write "
+            f"allocation. The ratio is largest for `{worst['schedule']}` at d = {worst['d']} and M = {worst['M']:,}."
         )
     return sentences
 
 
 def measured_table(rows: Sequence[Row]) -> Table:
     """A table of every measurement."""
-    columns = ("schedule", "cache", "d", "n", "M", "tiles", "measured", "/ counted")
-    columns += ("/ counted, without write allocation", "/ bound")
+    columns = ("schedule", "cache", "d", "n", "M", "tiles", "measured words", "measured / counted")
+    columns += ("measured / counted, without write allocation", "measured / bound")
     lines = [
         (
             f"`{row['schedule']}`",
@@ -149,30 +150,32 @@ def measured_table(rows: Sequence[Row]) -> Table:
 
 
 METHOD = """
-The compiled CPU kernel (AVX2, because valgrind does not decode AVX-512) runs under valgrind's callgrind, with one head,
-full mask and float32. Callgrind simulates every access to a write-back cache with lines of 64 bytes, which replaces the
-least recently used line. *Measured words*: the lines of all read and write misses, the lines written back, and the
-output lines that the cache still holds at the end; each line is 16 words. Nothing that ran before the kernel is
-included. *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
+**Measurement.** The compiled CPU kernel runs under valgrind's callgrind, with one head, a full mask and float32. The
+kernel uses AVX2, because valgrind does not decode AVX-512. Callgrind simulates a write-back cache with lines of 64
+bytes that replaces the least recently used line (LRU). *Measured words*: the lines of all read misses and write misses,
+the lines written back, and the output lines that the cache still holds at the end; each line is 16 words. Accesses
+before the kernel are not included. *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
+In the first table, a dash means that no change was seen.
 
-The lines of the figure show the schedule's best tiles in the model, where the schedule decides what the cache holds and
-can use all of M. The kernel's tiles are multiples of its vectors. For a fully associative cache, they are planned for
-the whole cache, minus room for code and for dead tiles that LRU still holds. For a cache with sets, they are planned
-for three quarters of it ([real-caches](real-caches.md)). So the marks lie above the lines for two reasons: the tiles
-are smaller, and the kernel moves more words than are counted for its tiles. The table shows only the second effect.
+**Figure.** A line shows the schedule's best tiles in the model, where the schedule decides what the cache holds and can
+use all of M. A mark shows the kernel, whose tiles are multiples of its vectors. For a fully associative cache, the
+kernel's tiles are planned for the whole cache, minus room for code and for dead tiles that LRU still holds. For a cache
+with sets, they are planned for three quarters of the cache ([real-caches](real-caches.md)). So a mark lies above its
+line for two reasons: the kernel's tiles are smaller, and the kernel moves more words than are counted for its tiles.
+The table of measurements shows only the second effect.
 
 The kernel moves more words than counted for these reasons:
 
-- *Stores*: an ordinary store reads a line before it changes it (write allocation). P is written once and read once, and
-  so crosses the boundary three times instead of twice. Outputs and copies are read before they are written, too. The
-  column "without write allocation" leaves these lines out, as streaming stores would.
+- *Stores*: an ordinary store reads a line before it changes the line (write allocation). P is written once and read
+  once; with the read of the store, P crosses the boundary three times instead of twice. Outputs and copies are read
+  before they are written, too. The column "without write allocation" leaves out these lines, as streaming stores would.
 - *Copies*: the kernel copies Q and other operands into packed buffers. The schedules do not count these O(n d) words,
-  which matter where n is small.
-- *Lines*: rows of fewer than 16 words, row statistics and the stack still take whole lines.
-- *Code*: 430 to 550 lines of code pass through the simulated cache, as they do through a real L2. They are a large part
-  of a cache of 1k or 2k words.
+  which matter if n is small.
+- *Lines*: rows of fewer than 16 words, row statistics and the stack occupy whole lines.
+- *Code*: 430 to 550 cache lines of code pass through the simulated cache, as they do through a real L2. They matter
+  most in the caches of 1k and 2k words, which have 64 and 128 lines.
 - *Sets*: rows of K lie d words apart, as users store them. If d is a power of two, these rows share few sets of an L1d.
-  This costs `small_cache`, which reads slices of K in place, many words from d = 128 on. Panels of P also shared few
-  sets until one slice of padding separated them: at d = 32 and n = 512, `hybrid` moved 2.9 times its count in this L1d
-  without the padding, and moves 1.5 times its count with it.
+  `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P also shared few
+  sets until one slice of padding separated them. For d = 32 and n = 512 in this L1d, `hybrid` moved 2.9 times its count
+  without the padding, and moves 1.5 times its count with the padding.
 """

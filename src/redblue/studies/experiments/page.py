@@ -20,11 +20,11 @@ def page(result: Result) -> str:
 
 {findings}
 
-*`{result.command}`: {result.provenance}. All figures: [{result.experiment}.json]({result.experiment}.json).*
+*`{result.command}`: {result.provenance}. All numbers: [{result.experiment}.json]({result.experiment}.json).*
 
 {tables}
 
-## How, and why
+## Method and reasons
 
 {about.method.strip()}
 """

@@ -30,7 +30,7 @@ LAYOUTS = {
     "dense": "rows lie side by side: q is n x d words without a gap",
     "power of two": f"{PITCH_WORDS} words from row to row of q, k, v and out",
     "padded": f"{PITCH_WORDS} + d words from row to row of q, k, v and out, and n + {LINE_WORDS} in the spilled P",
-    "packed": 'as "power of two", but every tile is first copied to a buffer of its own',
+    "packed": 'like "power of two", but every tile is first copied to a buffer of its own',
 }
 L1 = (("flash", 256, 64), ("hybrid", 256, 128), ("small_cache", 256, 256))
 L2 = (("flash", 1024, 256), ("hybrid", 1024, 512))
@@ -102,9 +102,10 @@ def usable(case: list[Row], limit: float) -> float | None:
 
 
 def regrets(rows: list[Row]) -> dict[float, list[float]]:
-    """For each share that tiles are chosen for: words moved over those of the best share, in every case of real CPUs.
+    """The price of each share of the capacity for which tiles are chosen, in every case of real CPUs.
 
-    A share at which some case has no tiles is left out.
+    The price is the words moved with these tiles, over the words moved with the best share's tiles. A share at which
+    some case has no tiles is left out.
     """
     ratios = defaultdict(list)
     for (cache, kib, ways, *_, layout), case in cases(rows).items():
@@ -170,11 +171,11 @@ def tables(rows: list[Row]) -> list[Table]:
 
     by_share = regrets(rows)
     return [
-        Table("Usable share", columns, [line(name, _shares) for name in names], 2),
-        Table("The best choice", columns, [line(name, _best) for name in names], 2),
+        Table("Usable share, at most 5 % / 25 % more words", columns, [line(name, _shares) for name in names], 2),
+        Table("Best share: its words / words in the model", columns, [line(name, _best) for name in names], 2),
         Table(
             "Which share to plan for",
-            ("tiles are chosen for", "in the mean", "at worst", "cases"),
+            ("tiles are chosen for", "words / best share, mean", "words / best share, worst", "cases"),
             [
                 (f"{share:.0%}", f"{geometric_mean(ratios):.3f}", f"{max(ratios):.2f}", str(len(ratios)))
                 for share, ratios in by_share.items()
@@ -206,19 +207,19 @@ def findings(rows: list[Row]) -> list[str]:
     full = [usable(case, LIMITS[0]) for (*_, ways, _, _, _, _), case in cases(rows).items() if ways is None]
     shares = [share for share in full if share]
     sentences = [
-        f"Even in a fully associative cache, a schedule can use only {min(shares):.0%} to {max(shares):.0%} of the "
-        f"capacity if it may move at most 5 % more words than counted, because LRU keeps dead tiles."
+        f"Even in a fully associative cache, a schedule that may move at most 5 % more words than counted can use only "
+        f"{min(shares):.0%} to {max(shares):.0%} of the capacity, because LRU keeps dead tiles."
     ] * bool(shares)
     if by_share:
         best, planned = best_share(rows), min(by_share, key=lambda share: abs(share - USABLE_SHARE))
         sentences.append(
-            f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache. In the mean, these tiles move "
-            f"{_mean(by_share[best])} times the words of the best share of each case, while tiles for the whole cache "
-            f"move {_mean(by_share[max(by_share)])} times these words."
+            f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache. On average, these tiles move "
+            f"{_mean(by_share[best])} times the words of the share that is best for each case. Tiles for the whole "
+            f"cache move {_mean(by_share[max(by_share)])} times these words."
         )
         sentences.append(
             f"The planner and the CPU kernels choose tiles for {USABLE_SHARE:.0%} of a cache that hardware manages "
-            f"({_mean(by_share[planned])} times in the mean), and for all of a memory that software manages."
+            f"({_mean(by_share[planned])} times on average), and for all of a memory that software manages."
         )
     return sentences
 
@@ -238,48 +239,53 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 In the model, the schedule decides what the cache holds. A CPU's cache holds the lines that were touched last, each in
-one set only. So tiles that fill all of *M* in the model do not stay in a real cache of *M* words, and tiles should be
-chosen for a part of it. This experiment determines that part. Simulated (`redblue.machine.Cached`), not measured.
+one set only. So tiles that fill all M words in the model do not stay in a real cache of M words. Tiles should be chosen
+for a part of M, and this experiment determines the part. It simulates caches (`redblue.machine.Cached`); nothing is
+measured.
 
-Forward, full mask, one head, float32, one level of write-back LRU with lines of 64 bytes; overwriting a whole line does
-not read it first. Tile edges are multiples of {LINE_WORDS} words, except the rows of `flash`. All traffic between the
-cache and the next level is counted, including dead tiles that are written back.
+The runs are forward passes with a full mask, one head and float32, in one level of write-back LRU cache with lines of
+64 bytes. A store that overwrites a whole line does not read the line first. Tile edges are multiples of {LINE_WORDS}
+words, except the rows of `flash`. All traffic between the cache and the next level is counted, including dead tiles
+that are written back. The columns of the tables are layouts:
 
 - **{FULL}**: the same capacity and lines in one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
 
-The figure shows the cache of 32 KiB. Ratios above 6 are not drawn, and the dashed line is the share that the planner
-assumes.
-
-Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity; a share is the part that these tiles then hold in the
-model.
+Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity. The *share* is the part of the capacity that these
+tiles hold in the model. The tables:
 
 - *Usable share*: the largest share at which the cache moves at most 1.05 / 1.25 times the words counted for its tiles.
-- *The best choice*: the share whose tiles move the fewest words, and the ratio of these words to the words that the
-  model counts for tiles of the whole cache. This ratio is the cost of a real cache.
-- *Which share to plan for*: the words moved, relative to the best share of each case, over the caches of real hardware
-  (8, 12, 16 ways) and all layouts except the power of two.
+- *Best share*: the share whose tiles move the fewest words. The number after the colon is the cost of a real cache:
+  these words, divided by the words that the model counts for tiles of the whole cache.
+- *Which share to plan for*: the words moved, divided by the words of the best share of the same case. The cases are the
+  caches of real hardware (8, 12 and 16 ways) with all layouts except "power of two".
+
+The figure shows the cache of 32 KiB, with ratios up to {MAX_SHOWN}. The dashed line is the share that the planner
+assumes.
 
 **Least recently used.** A tile stays in the cache only if it is touched again before everything else in the cache has
-been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps, *and* the slices of K
-and V that are no longer needed, because LRU cannot know that they are dead. With r rows and c columns, the pass needs
+been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps. Slices of K and V that
+are no longer needed stay in the cache, too, because LRU cannot know that they are dead. With r rows and c columns, the
+pass needs
 
     r (d + d_v + 2) + r c + r + c (d + d_v) words
 
-or, while O is stored, r (2 d_v + 3) words, if these are more. In the model, the larger of c d, c d_v and r takes the
-place of the last two terms. With whole lines and one set, a cache of this capacity moves exactly the counted words and
-the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`).
-With one line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For
-this reason, tiles for a full cache can move several times the counted words, while tiles for a part of the cache move
-only the counted words. `hybrid` loses the largest part of the cache: it keeps rows of Q and uses one slice of their
-features at a time. So a whole score tile, its spilled P and c rows of K pass through the cache between two uses of a
-row. It stores its row maxima as columns, which takes a line per word.
+while it computes, and r (2 d_v + 3) words while it stores O; the larger number counts. In the model, the last two terms
+of the first number are replaced by the largest of c d, c d_v and r. With whole lines and one set, a cache of this
+capacity moves exactly the counted words and the dead tiles that LRU writes back
+(`tests/machine/test_cached_costs.py`). With one line less, LRU evicts each line just before its next use, so the
+traffic jumps instead of growing slowly. For this reason, tiles for a full cache can move several times the counted
+words, while tiles for a part of the cache move only the counted words.
+
+`hybrid` loses the largest part of the cache. It keeps rows of Q and uses one slice of their features at a time. So a
+whole score tile, its spilled P and c rows of K pass through the cache between two uses of a row. It also stores its row
+maxima as columns, which take a line for each word.
 
 **Sets.** Rows that lie a power of two apart fall into few sets. With {PITCH_WORDS} words between rows, all rows of q
 begin in the same set of an L1d, and a tile with more rows than the cache has ways cannot stay. Padding each row, or
-copying tiles to buffers of their own, spreads the rows over the sets. The copy passes through the cache as well, and
-its source still lies in few sets. Rows without gaps also lie a power of two apart if d (for P: n) is a power of two, as
-it is here. Padding helps in these cases, as the last rows show. The CPU kernels copy the panels that stay in the cache
-to buffers of their own.
+copying tiles to buffers of their own, spreads the rows over the sets. But the copy passes through the cache as well,
+and its source still lies in few sets. Rows without gaps also lie a power of two apart if d is a power of two (for P, if
+n is), as in this experiment. Padding helps in these cases, as the last rows of the tables show. The CPU kernels copy
+the panels that stay in the cache to buffers of their own.
 """,
 )

@@ -26,7 +26,7 @@ STATEMENTS = {  # regime -> (forward, backward)
         "arXiv 2410.09397, Theorems 4.1 and 4.2",
     ),
     "between": (
-        "Θ(n²d/√M): Saha & Ye, Theorems 3.5 and 3.7; `hybrid`, whose constant is the best here, is in no paper",
+        "Θ(n²d/√M): Saha & Ye, Theorems 3.5 and 3.7. `hybrid` has the best constant here, and is in no paper",
         "arXiv 2410.09397, Theorems 4.3 and 4.4",
     ),
     "small-cache": (
@@ -34,7 +34,7 @@ STATEMENTS = {  # regime -> (forward, backward)
         "arXiv 2410.09397, Theorems 4.3 (Algorithm 6) and 4.4",
     ),
     ONCE: (
-        "none: M is so large that every input is read once and every output is written once",
+        "none: M is so large that every input is read once and every output is written once (cells `once`)",
         "as forward",
     ),
 }
@@ -124,8 +124,8 @@ def tables(rows: list[Row]) -> list[Table]:
     counts = Counter(row["applies"] for row in rows)
     statements = [(name, str(counts[name]), *texts) for name, texts in STATEMENTS.items()]
     return [
-        Table("Hardware, head dimension, regime", columns, lines, 2),
-        Table("What applies", ("regime", "cells", "forward", "backward (gradient by X)"), statements, 4),
+        Table("The regime at each boundary", columns, lines, 2),
+        Table("The theorems of each regime", ("regime", "cells", "forward", "backward (gradient by X)"), statements, 4),
     ]
 
 
@@ -143,14 +143,14 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"For {len(mixed)} of {len(pairs)} pairs of a machine and a head dimension, the boundaries of the machine are "
         f"in different regimes. So a regime belongs to one boundary, not to a machine.",
-        f"For d of 512 or more, M < d² at the memory nearest to the arithmetic units in {len(small)} of {len(wide)} "
-        f"pairs. There, Saha & Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
+        f"For {len(small)} of {len(wide)} pairs with d of 512 or more, M < d² at the memory nearest to the arithmetic "
+        f"units. There, Saha & Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="regimes",
-    title="Which statement applies where",
+    title="Which theorem applies where",
     question="Which regime and which theorem apply at each boundary of real hardware, for each head dimension?",
     points=points,
     measure=measure,
@@ -158,17 +158,18 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method=f"""
-Computed by the planner from the catalogue of machines (`redblue memories`), not measured. Forward, one head at a time,
-full mask, n = {N:,}; words of 16 bits on accelerators, and of 32 bits on CPUs. M is the capacity of one instance of
-the nearer memory, such as one multiprocessor's shared memory or one core's L1d. Each boundary is a two-level model of
-its own, so the papers' theorems apply to each boundary with its own M. The text in a cell of the figure is the schedule
-of the plan. The plan compares exact words, so near the capacity that divides two regimes it can choose the schedule of
-the neighbouring regime.
+The planner computes the regimes from the catalogue of machines (`redblue memories`); nothing is measured. The calls are
+forward passes of one head at a time, with a full mask and n = {N:,}. Words have 16 bits on accelerators and 32 bits on
+CPUs. M is the capacity of one instance of the nearer memory, such as one multiprocessor's shared memory or one core's
+L1d. Each boundary is a two-level model of its own, so the papers' theorems apply to each boundary with its own M.
+
+In the figure, the text in a cell is the schedule of the plan. The plan compares exact words. So near the capacity that
+divides two regimes, it can choose the schedule of the neighbouring regime.
 
 *Each word once*: the plan moves at most 5 % more words than are needed to read every input and write every output once.
-The theorems' formulas give less than this traffic (FlashAttention's formula holds for d ≤ M ≤ n d), so no theorem
-applies.
+The formulas of the theorems give fewer words than are needed (FlashAttention's formula holds for d ≤ M ≤ n d), so no
+theorem applies.
 
-[heads](heads.md) compares the regimes of several heads at once.
+[heads](heads.md) shows the regimes of several heads that run at once.
 """,
 )

@@ -95,7 +95,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     colour = alt.Color(
         "schedule:N",
         scale=alt.Scale(domain=names, range=[LOOKS[name].light for name in names]),
-        legend=alt.Legend(title="in the table", columns=5),
+        legend=alt.Legend(title="known schedules", columns=5),
     )
     base = alt.Chart()
     lines = base.mark_line(strokeWidth=1.5, clip=True).encode(
@@ -126,8 +126,8 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in games(rows)
     ]
     return [
-        Table("The best sequences of sweeps", ("problem", "x", "sweeps", "schedule of the table"), lines, 4),
-        Table("Exact optima", ("direction", "n", "d", "M", "bound", "optimum", "best schedule"), solved),
+        Table("The best sequences of sweeps", ("problem", "x", "sweeps", "known schedule"), lines, 4),
+        Table("Exact optima", ("direction", "n", "d", "M", "lower bound", "optimum", "best schedule"), solved),
     ]
 
 
@@ -139,11 +139,10 @@ def findings(rows: list[Row]) -> list[str]:
     tight = sum(row["words"] == row["bound"] for row in proved)
     under = sum(row["words"] < row["bound"] for row in proved)
     return [
-        f"At {len(below)} of {len(found)} points, a sequence of sweeps of the family moves fewer words than the best "
-        f"schedule of the table. The best schedule of the table moves at most {ratio:.4f} times the words of the best "
-        f"sequence of sweeps.",
-        f"The solver proves {len(proved)} of {len(solved)} optima of the smallest games. {tight} of them equal the "
-        f"lower bound, and {under} lie below it.",
+        f"At {len(below)} of {len(found)} points, the search found fewer words than the best known schedule moves. The "
+        f"best known schedule moves at most {ratio:.4f} times the words that the search found.",
+        f"For {len(proved)} of {len(solved)} of the smallest games, the solver proves the optimum. {tight} of these "
+        f"optima equal the lower bound, and {under} lie below it.",
     ]
 
 
@@ -157,16 +156,17 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method="""
-Searched, not measured. The words of the family are those at leading order, for d = d_v and large n and M. A schedule of
-the family is a sequence of sweeps over all pairs. A sweep computes, recomputes or reads arrays of pairs (P, dP, dS),
-writes some of them, and adds to outputs: `o` in the forward pass, `dq`, `dk` and `dv` in the backward pass, `o` and `g`
-= dS A2 for the gradient by X. In each sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache,
-whichever moves the fewest words; all other data stream. A search for a shortest path (`redblue.lab.sweep_family`) tries
-all sets of arrays and all orders of sweeps. The search does not cover schedules outside the family, so no lower bound
-follows from it.
+**Family of schedules.** A schedule of the family is a sequence of sweeps over all pairs. A sweep computes, recomputes
+or reads arrays of pairs (P, dP, dS), writes some of these arrays, and adds to outputs ("sum"). The outputs are `o` in
+the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X. In each
+sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache, whichever moves the fewest words. All other
+data stream. A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of
+sweeps. Its words, at leading order for d = d_v and large n and M, are compared with those of the schedules of the
+[theory](../lab/theory.md#the-regimes-derived). Schedules outside the family are not searched, so no lower bound follows
+from the search.
 
-For the optima, the pebble solver searches all games ([pebble](../lab/pebble.md)), so an optimum is proved. A schedule
-moves more words than the optimum for two reasons. It also stores the log-sum-exp, and its row statistics and tiles of
-scores take words of the cache: at these sizes, as many as the data. The bound is that of `lower_bound`.
+**Smallest games.** The pebble solver searches all games ([pebble](../lab/pebble.md)), so its optima are proved. A
+schedule moves more words than the optimum for two reasons. It also stores the log-sum-exp. And its row statistics and
+tiles of scores occupy the cache: at these sizes, as many words as the data. The lower bound is that of `lower_bound`.
 """,
 )

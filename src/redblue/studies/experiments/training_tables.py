@@ -12,7 +12,7 @@ from redblue.studies.training.names import FLEX, NONE, PARTS, REDBLUE, SDPA, UNF
 
 MIB = 2**20
 TYPES = {"float32": "fp32", "bfloat16": "bf16"}
-# The part's rows are of the few points of --quick, or of all points.
+# The names of a row's run: with --quick, which measures few points, or with --full.
 SIZES = {True: "`--quick`", False: "`--full`"}
 REQUIRED = {("float32", 512): 1.1, ("float32", 2048): 1.4, ("float32", 8192): 1.8}
 REQUIRED |= {("bfloat16", 512): 1.3, ("bfloat16", 2048): 1.6, ("bfloat16", 8192): 2.0}
@@ -111,7 +111,7 @@ def _curves(rows: list[Row]) -> Table:
                 )
             )
     columns = ("n", "type", "attention", "steps", "last loss", "largest difference", "s/step", "speed-up", "peak MiB")
-    return Table(_titled(rows, "curves", "Language model: one curve"), columns, lines, 3)
+    return Table(_titled(rows, "curves", "Language model: loss curves"), columns, lines, 3)
 
 
 def _steps(rows: list[Row]) -> Table:
@@ -134,7 +134,8 @@ def _steps(rows: list[Row]) -> Table:
             )
         )
     columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s", "speed-up", "required")
-    columns += ("attention's speed-up", "attention's need", "attention, FLOPs", "attention, time", "Amdahl's limit")
+    columns += ("attention's speed-up", "attention's speed-up needed")
+    columns += ("attention's share of FLOPs", "attention's share of time", "Amdahl's limit")
     return Table(_titled(rows, "steps", "A training step"), columns, lines, 2)
 
 
@@ -221,7 +222,9 @@ def _context(rows: list[Row]) -> Table:
         cells = (f"{row['budget_seconds']:,}", f"{seconds:,.0f}", f"{steps:,}", f"{perplexity:.2f}")
         lines.append((f"{row['n']:,}", *cells))
     columns = ("n", "budget, s", "time, s", "steps", "perplexity per byte")
-    return Table(_titled(rows, "context", "Perplexity of each context length after the same time"), columns, lines, 1)
+    return Table(
+        _titled(rows, "context", "Perplexity of each context length for the same budget of time"), columns, lines, 1
+    )
 
 
 def _graph(rows: list[Row]) -> Table:
@@ -255,7 +258,7 @@ def _not_run(rows: list[Row]) -> Table:
         if "skipped" in row:
             name = row.get("contender") or row.get("task") or row.get("kind") or ", ".join(row["contenders"])
             lines.append((f"{row['part']}, n {row.get('n', row.get('size')):,}, {name}", row["skipped"]))
-    return Table("Not run", ("measurement", "reason, or the figures shown instead"), lines, 2)
+    return Table("Not run", ("measurement", "reason, or the numbers shown instead"), lines, 2)
 
 
 MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
@@ -272,15 +275,18 @@ def findings(rows: list[Row]) -> list[str]:
 
 
 def _load_findings(rows: list[Row]) -> list[str]:
-    """A warning if other programs ran while times were measured. The measurement before adds at most `cores`."""
+    """A warning if other programs ran while times were measured.
+
+    The load average before a measurement still contains the previous measurement, which adds at most `cores`.
+    """
     busy = {row["part"] for row in rows if row.get("load", 0) > 1.5 * row.get("cores", 0)}
     unknown = {row["part"] for row in rows if "load" not in row and "skipped" not in row} - busy
     found = []
     if busy:
         most = max(row["load"] for row in rows if "load" in row)
         found.append(
-            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}). They disturbed the times, and "
-            f"even the ratios of times, but neither losses nor memory."
+            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}). They disturbed the times and "
+            f"the ratios of times, but neither losses nor memory."
         )
     if unknown:
         found.append(f"The load of the machine was not recorded for {_named(unknown)}.")
@@ -301,12 +307,12 @@ def _curve_findings(rows: list[Row]) -> list[str]:
                     most[name] = max(most[name], difference(row, group[SDPA]))
         if REDBLUE in most:
             noise = {name: most[name] for name in most if name not in (REDBLUE, SDPA)}
-            line = f"{short}: the largest difference from the loss with {SDPA} is {most[REDBLUE]:.1e} for `redblue`."
+            line = f"{short}: the losses with `redblue` differ from those with {SDPA} by at most {most[REDBLUE]:.1e}."
             if noise:
                 differences = " and ".join(f"{size:.1e} ({name})" for name, size in noise.items())
-                line += f" Other orders of summation alone cause differences of {differences}."
+                line += f" Another order of summation alone causes differences of up to {differences}."
                 above = most[REDBLUE] > max(noise.values())
-                line += " The difference for `redblue` is larger." if above else ""
+                line += " The difference with `redblue` is larger." if above else ""
             found.append(line)
     return found
 
@@ -322,11 +328,17 @@ def _step_findings(rows: list[Row]) -> list[str]:
         for (row, required), speed in zip(measured, speeds, strict=True)
         if required and speed < required
     ]
-    return [*found, f"The speed-up is below this project's requirement at {'; '.join(missed)}."] if missed else found
+    if not missed:
+        return found
+    return [
+        *found,
+        f"In {len(missed)} of {len(measured)} cases, the speed-up is below this project's requirement. In parentheses: "
+        f"the speed-up, the required speed-up, and the speed-up of a step without attention. {'; '.join(missed)}.",
+    ]
 
 
 def _memory_findings(rows: list[Row]) -> list[str]:
-    """The most that redblue's peak memory exceeds that of PyTorch's SDPA by, over all comparisons of the page."""
+    """The largest ratio of redblue's peak memory to that of PyTorch's SDPA, over all comparisons of the page."""
     compared = (row for row in rows if "peak_bytes" in row and "dtype" in row and row.get("threads") != 1)
     over = []
     for group in grouped(({"way": ""} | row for row in compared), "part", "quick", "n", "dtype", "way").values():
@@ -362,14 +374,14 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
     row, sparse = max(steps, key=lambda each: each["n"]), f"{REDBLUE}, block-sparse"
     over = {each: median_speedup(row["seconds"], sparse, f"{each}, dense") for each in (REDBLUE, SDPA)}
     return [
-        f"At n {row['n']:,} a block-sparse step ({row['density']['block-sparse']:.1%} of the pairs) is "
+        f"At n {row['n']:,}, a block-sparse step ({row['density']['block-sparse']:.1%} of the pairs) is "
         f"{over[REDBLUE]:.1f} times as fast as `redblue`'s dense step, and {over[SDPA]:.1f} times as fast as PyTorch's "
         f"dense step."
     ]
 
 
 def _graph_findings(rows: list[Row]) -> list[str]:
-    """Memory alone: every contender has a process of its own, one after the other, so times are not compared here."""
+    """Memory alone. Each contender ran in its own process, one after the other, so times are not compared here."""
     found = []
     for group in grouped(of(rows, "graph"), "kind", "n").values():
         by_name = {row["contender"]: row for row in group}
