@@ -7,7 +7,8 @@ import pytest
 
 import redblue as rb
 from redblue import Mask, RedblueError
-from support.attention import DTYPES, Case, backward, check_backward, forward
+from support.attention import DTYPES, Case, backward, forward
+from support.tolerances import check_backward
 
 MASKS = {
     "none": None,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import redblue as rb
 from redblue import Mask, Positions, RedblueError
-from support.attention import DTYPES, SPILL_TILES, TILES, TWO_PASS_TILES, kept, running
+from support.attention import DTYPES, kept, running
+from support.drawn_calls import SPILL_TILES, TILES, TWO_PASS_TILES
 from support.examples import examples
 from support.positions import D_V, HEADS, KEY_HEADS, LEAD, N_K, N_Q, PLACEMENTS, SEED, SHARE, SLOPES, block
 

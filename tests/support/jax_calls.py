@@ -12,7 +12,8 @@ import numpy as np
 import redblue as rb
 from redblue.jax import dot_product_attention
 from redblue.lab import reference
-from support.attention import DTYPES, Case, check_close, floors, unfused
+from support.attention import DTYPES, Case
+from support.tolerances import check_close, floors, unfused
 
 WITH_GRADIENT = "bias", "sinks"
 

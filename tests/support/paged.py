@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import redblue as rb
 from redblue.lab import reference
-from support.attention import DTYPES, Case, check_close, floors, in_sums, laid, unfused
+from support.attention import DTYPES, Case
+from support.drawn_calls import laid
+from support.tolerances import check_close, floors, in_sums, unfused
 
 GARBAGE = np.array([-1, -(2**31), 2**31 - 1, 10**9, 7])  # entries of tables beyond the pages of a sequence
 

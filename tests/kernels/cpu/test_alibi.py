@@ -10,7 +10,9 @@ from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
 from redblue.lab import reference
-from support.attention import SPILL_TILES, TILES, TWO_PASS_TILES, drawn, worst
+from support.attention import drawn
+from support.drawn_calls import SPILL_TILES, TILES, TWO_PASS_TILES
+from support.tolerances import worst
 
 
 def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):

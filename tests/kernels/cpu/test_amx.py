@@ -16,7 +16,8 @@ import pytest
 from redblue import Mask
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
-from support.attention import DTYPES, Case, check_backward, check_forward, running
+from support.attention import DTYPES, Case, running
+from support.tolerances import check_backward, check_forward
 
 ROOT = Path(__file__).parents[3]
 EMULATED = "amx_bf16_emulated"

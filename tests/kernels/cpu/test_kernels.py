@@ -13,23 +13,10 @@ from redblue import Mask
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended, gathers
 from redblue.lab import reference
-from support.attention import (
-    DTYPES,
-    Case,
-    backward,
-    cases,
-    check_backward,
-    check_forward,
-    described,
-    drawn,
-    forward,
-    in_sums,
-    kept,
-    running,
-    unfused,
-    worst,
-)
+from support.attention import DTYPES, Case, backward, described, drawn, forward, kept, running
+from support.drawn_calls import cases
 from support.examples import thorough
+from support.tolerances import check_backward, check_forward, in_sums, unfused, worst
 
 SPILLED = cpu.SPILLED
 TWO_PASSES = cpu.TwoPassTile(5, 7, 1, 9)  # dkv_rows is the kernel's own

@@ -18,10 +18,11 @@ from redblue.kernels.gpu.table import Passes
 from redblue.lab import reference
 from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import flash
-from support.attention import DTYPES, Case, floors, in_sums, unfused
-from support.attention import check_close as check_at_most_twice
+from support.attention import DTYPES, Case
 from support.gpu import DEVICE, MASKS, SPARSE, check, check_forward, interpreted_only, normal
 from support.textbook import TOLERANCE
+from support.tolerances import check_close as check_at_most_twice
+from support.tolerances import floors, in_sums, unfused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
