@@ -2,7 +2,8 @@
 
 docs/lab/theory.md, Theorems 1, 2, 4, 6 and 7. A computation is cut into phases. A phase touches at most W words that
 were not computed in it, which limits the number of its steps. Most functions here return a lower bound of the number
-of phases for one W; `best` converts these numbers to words.
+of phases for one W; `best` converts these numbers to charges. A charge is a load, or an output sum that begins in the
+cache without a load.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import NamedTuple
 
 from redblue.base.integers import ceil_div
 
-EIGHTHS = (2, 4, 6, 8, 12, 16, 20, 24, 32, 64)  # lengths of phases, of M / 8
+EIGHTHS = (2, 4, 6, 8, 12, 16, 20, 24, 32, 64)  # lengths of phases, in units of M / 8
 GRID = 32  # intervals of the words of crossing pairs
 SCALE = 1 << 24  # denominator of irrational numbers, which are rounded to the safe side
 HALF_ROOT_3 = 8660254, 10**7  # a fraction just below sqrt(3) / 2
 
 
 class Sizes(NamedTuple):
-    """The sizes of one stream. pairs: attended pairs; rows: of queries; keys: of keys."""
+    """The sizes of one stream. pairs: attended pairs. rows, keys: n_q (of all heads) and n_k."""
 
     d: int
     d_v: int
@@ -30,12 +31,12 @@ class Sizes(NamedTuple):
 
 
 def best(words: int, phases: Callable[[int], int], *, split: bool = False, lengths: tuple[int, ...] = ()) -> int:
-    """Return the largest number of charges over lengths of phases: L (p - 1) + M for p >= 2 phases.
+    """Return a lower bound of the charges: the maximum over L of L (p - 1) + M, for p >= 2 phases of L charges each.
 
-    M is added because the cache starts empty: the first phase may be M longer than the others.
+    M is added because the cache starts empty: the first phase may have M more charges than the others.
 
     phases(W): lower bound of the number of phases that touch at most W words each. split: sums may be split, so W
-    counts the words at the end of a phase, too. lengths: more values of L to try.
+    counts the words at the end of a phase, too. lengths: values of L to try in addition to EIGHTHS.
     """
     most = 0
     for length in {*(max(1, words * eighths // 8) for eighths in EIGHTHS), *lengths}:
@@ -74,10 +75,9 @@ def large_forward(s: Sizes, reach: int) -> int:
 
 
 def _products(steps: tuple[int, int], sizes: int, reach: int) -> int:
-    """Return the number of phases that `steps` (a fraction) need, if W words make at most ((W + W^2 / 4 m^2) /
-    3)^(3/2).
+    """Return the number of phases for `steps` steps, if a phase has at most ((W + W^2 / 4 m^2) / 3)^(3/2) steps.
 
-    sizes: m, the least number of words of a row or key that is complete.
+    steps: a fraction (numerator, denominator). sizes: m, the least number of words of a row or key that is complete.
     """
     numerator, denominator = steps
     cubed = (4 * sizes**2 * reach + reach**2) ** 3
@@ -95,7 +95,7 @@ def small_backward(s: Sizes, reach: int) -> int:
 
 
 def small_recomputed(s: Sizes, reach: int) -> int:
-    """Theorem 6, if P is not given: the scores as well; S, dQ and dK count sqrt(3) / 2 each."""
+    """Theorem 6 if P is not given: also the product S of the scores. S, dQ and dK count sqrt(3) / 2 each."""
     numerator, denominator = HALF_ROOT_3
     return _products((s.pairs * (2 * s.d_v * denominator + 3 * s.d * numerator), denominator), min(s.d, s.d_v), reach)
 
@@ -107,12 +107,11 @@ def small_gradient_x(s: Sizes, reach: int) -> int:
 
 
 def _whole_and_crossing(events: tuple[int, int], square: int, crossing: tuple[int, int], reach: int) -> int:
-    """Return the number of phases that `events` pairs (a fraction) need if t of W words belong to pairs crossing
-    phases.
+    """Return the number of phases for `events` pairs, if t of the W words of a phase belong to pairs that cross phases.
 
-    A phase then gains at most (W - t)^2 / square from whole pairs, and min(t, sqrt(t) (W - t) r) from crossing ones,
-    where r is the fraction `crossing`. Between two grid points, the gain is at most that of the smaller t in (W - t),
-    and of the larger t elsewhere; all quotients are rounded up.
+    A phase then gains at most (W - t)^2 / square from whole pairs, and min(t, sqrt(t) (W - t) r) from crossing pairs,
+    where r is the fraction `crossing`. events, crossing: fractions (numerator, denominator). Between two grid points of
+    t, the bound takes the smaller t in (W - t) and the larger t elsewhere. All quotients are rounded up.
     """
     most = 0
     for k in range(GRID):

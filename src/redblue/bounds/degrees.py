@@ -24,8 +24,8 @@ class Side:
 
     degrees[s]: the s-th largest distinct degree. counts[s]: the number of rows with one of the s largest degrees.
     sums[s]: the sum of these rows' degrees. counts and sums begin with 0.
-    shared[p]: the maximum, over one row and any set of lengths[p] rows including it, of the total number of columns
-    that the set's rows have in common with that row. None if unknown.
+    shared[p]: the maximum, over every row and every set of lengths[p] rows that contains it, of a sum over the set: the
+    numbers of columns that each row of the set has in common with the one row. None if unknown.
     """
 
     degrees: np.ndarray
@@ -41,7 +41,7 @@ class Side:
         return c * np.minimum(r, reach) + np.interp(np.maximum(r, reach), self.counts, self.sums) - over
 
     def common(self, r: Any) -> Any:
-        """Return the maximum of columns that r rows have in common with one of them, in total."""
+        """Return `shared` for r rows, interpolated between the lengths."""
         assert self.lengths is not None
         assert self.shared is not None
         return np.interp(r, self.lengths, self.shared)
@@ -92,10 +92,7 @@ def _equal_degrees(degree: int, count: int) -> Side:
 
 
 def _common(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
-    """Return, for p = 1, 2, ..., the maximum over one row and p rows of their total of common columns.
-
-    None if there are more than MAX_COMMON triples to count.
-    """
+    """Return Side.shared for sets of p = 1, 2, ... rows; None if there are more than MAX_COMMON triples to count."""
     size = np.bincount(cols, minlength=shape[1])
     if (size**2).sum() > MAX_COMMON or not len(rows):
         return None

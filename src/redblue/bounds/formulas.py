@@ -122,7 +122,7 @@ def _products(p: Problem, words: int, products: Callable[[closed.Sizes, int], in
 
 
 def any_arithmetic(p: Problem, words: int) -> int:
-    """Phases that determine few scores, backward few dP_ij, whatever is computed (Theorem 4)."""
+    """Loads of phases, each of which determines few scores (backward: few dP_ij), whatever it computes (Theorem 4)."""
     return closed.any_arithmetic(p.d_v if p.direction == "backward" else p.d, _live(p)[2], words)
 
 

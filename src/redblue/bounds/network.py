@@ -28,9 +28,9 @@ WORK_TEXT = {
     "given": "the pairs of each process are given",
 }
 SHARES_TEXT = {
-    "tokens": "each process holds at most ceil(n / P) tokens, those of every head, and of Q, K, V and O if n_q = n_k",
-    "balanced": "each process holds at most the words of ceil(n / P) tokens of all heads, whichever they are",
-    "any": "each word is held by one process, any number of them by one process",
+    "tokens": "each process holds at most ceil(n / P) tokens in all heads; if n_q = n_k, the same of Q, K, V and O",
+    "balanced": "each process holds any words, at most as many as ceil(n / P) tokens have in all heads",
+    "any": "each process holds any words; each word is held by one process",
 }
 
 
@@ -38,8 +38,9 @@ SHARES_TEXT = {
 class NetworkBound:
     """A lower bound on words over the network, for one problem and P processes.
 
-    words: words that cross the network, each once. both_words: words that the busiest process sends and receives,
-    together; most_words: the more numerous of the two. Statistics of rows, such as the log-sum-exp, are not counted.
+    words: words that cross the network, each once. both_words: the sum of the words that the busiest process sends and
+    of those that it receives. Statistics of rows, such as the log-sum-exp, are not counted.
+    formula, conditions, source: the bound's formula, the algorithms for which it holds, and its theorem.
     """
 
     name: str
@@ -51,7 +52,7 @@ class NetworkBound:
 
     @property
     def most_words(self) -> int:
-        """Words that some process sends, or words that some process receives: half of both, rounded up."""
+        """Words that some process sends, or that some process receives, at least: half of `both_words`, rounded up."""
         return (self.both_words + 1) // 2
 
 
@@ -120,7 +121,8 @@ ROWS = (
     ),
     Row(
         "band",
-        "as rectangles, with at most h (r + c - h) pairs of a band of width 2 h, or its width for each further token",
+        "as rectangles, but r rows and c keys of a band have at most h (r + c - h) pairs, h half its width; or: each "
+        "token that is not held adds at most its width of pairs",
         lambda direction: WHOLE_PAIRS,
         HERE + "Theorem N2",
         _bands,
@@ -149,9 +151,9 @@ def network_bounds(
     words: M, the memory of one process in words; None: unbounded. work: "balanced", "any", or the attended pairs that
     each process works on, summed over all heads. shares: "tokens", "balanced" or "any", as docs/lab/network.md defines
     them. With any work and any shares, one process may hold and do everything, and the bounds are 0. most_tokens: the
-    most tokens that one process holds, of n_q and of n_k; None: ceil(n / world_size).
+    most queries, and the most keys, that one process holds; None: ceil(n / world_size).
     Raises RedblueError for any other value, if the pairs of the processes do not sum to the problem's pairs, and if the
-    processes together cannot hold the problem's words.
+    processes together cannot hold the problem's words. Source: docs/lab/network.md, Theorems N1 to N4.
     """
     world_size = whole_number("world_size", world_size, most=MAX_PROCESSES)
     if not isinstance(problem, Problem) or problem.direction == "gradient_x":

@@ -113,8 +113,10 @@ class PhaseProblem:
 
 
 class Dual(NamedTuple):
-    """Multipliers of the inner problem. price: twice the price of a word. ds, p: shares of a gain paid for in words.
+    """Multipliers of the inner problem.
 
+    price: twice the price of a word. ds, p: the share of the gain of products with dS, and with P, that is bounded by
+    words; the number of available pairs bounds the rest.
     stored: multiplier of the condition on stores, in words. p_fee, ds_fee: the part of it for pairs whose products with
     P, or dS, use loaded words; the rest of it is for pairs whose scores, or dP, are continued.
     """

@@ -34,10 +34,14 @@ FIELD = (
 class Bound:
     """A bound for one problem and one capacity.
 
-    words: over all streams; for order-only rows, the value of the form. In `formula`, Z is the number of attended
-    pairs, and R and C are the numbers of rows and keys with an attended pair. On a paged cache, C counts rows of pages
-    (a shared row once), n_q counts the rows of all sequences, and E counts the pages in use. All bounds
-    hold for algorithms that form every product of every attended pair (docs/lab/theory.md).
+    words: words over all streams; for order-only rows, the value of the form.
+    formula: words of one stream. Z is the number of attended pairs; R and C are the numbers of rows and keys with an
+        attended pair; M is the cache in words, and x = d / sqrt(M). On a paged cache, C counts rows of pages (a shared
+        row once), n_q counts the rows of all sequences, and E counts the pages in use.
+    constant: the factor of `formula`, or the words per attended pair for d = d_v and large n; for order-only rows, "not
+        known".
+    conditions: the algorithms and inputs for which the bound holds.
+    source: the theorem and its place. proved: whether the words are a proved bound; False for order-only rows.
     """
 
     name: str
@@ -337,8 +341,8 @@ def lower_bounds(problem: AnyProblem, words: int, *, p_given: bool = False, spli
     p_given: return only bounds that also hold for a backward pass that reads the probabilities P, as `standard` does.
     split_sums: return only bounds that also hold if sums may be split into partial sums that are merged, as in decoding
     with split keys (`flash` with a span).
-    Streams share no data, so a game on all streams contains a game on each, and their bounds add up.
-    Raises RedblueError unless `words` is a whole number of at least 1.
+    Streams share no data, so a game on all streams contains a game on each stream, and their bounds add up.
+    Raises RedblueError unless `words` is a whole number of at least 1. Each bound names its source.
     """
     words = whole_number("words", words, most=MAX_WORDS)
     stream = problem.one_stream()
@@ -367,6 +371,8 @@ def lower_bound(problem: AnyProblem, words: int, *, p_given: bool = False, split
 
     The bound holds for every schedule that forms every product of every attended pair, adds up each sum one product at
     a time, and continues no partial sum of a score or of dP twice; a backward schedule must not be given the
-    probabilities P. p_given, split_sums: see `lower_bounds`.
+    probabilities P.
+    p_given: the bound also holds if P is given. split_sums: the bound also holds if sums are split and merged.
+    Raises RedblueError as `lower_bounds` does. The bound names its source, a theorem of docs/lab/theory.md.
     """
     return lower_bounds(problem, words, p_given=p_given, split_sums=split_sums)[0]
