@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 GUIDES = [
     ROOT / "README.md",
     *sorted(page for page in (ROOT / "docs" / "guide").glob("*.md") if page.name != "transformers.md"),
-    ROOT / "docs" / "lab" / "meter.md",
+    *(ROOT / "docs" / "lab" / name for name in ("fast-and-approximate.md", "meter.md", "network.md")),
 ]
 BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word names a required package
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
