@@ -30,7 +30,7 @@ class Index(Protocol):
         ...
 
     def last_read(self, pairs: Any) -> Any:
-        """Return the entries read last, which answer `holds` and `dense` for their rows."""
+        """Return the entries read last; their methods `holds` and `dense` give the pairs of the rows."""
         ...
 
 

@@ -37,8 +37,10 @@ READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; DISCARD accesses 
 
 @dataclass(frozen=True)
 class CacheLevel:
-    """The geometry of one level. ways: lines per set; None: one set of all lines (fully associative).
+    """The geometry of one level of cache.
 
+    name: for messages. capacity_bytes: size of the level. line_bytes: size of a line. ways: lines per set; None: one
+    set of all lines (fully associative).
     Raises RedblueError unless the capacity is a whole number of lines and of sets, and at most 2^28 lines.
     """
 
@@ -64,8 +66,8 @@ class CacheLevel:
             )
         if self.lines % (self.ways or 1):
             raise RedblueError(
-                f"{self.name} holds {self.lines} lines, which is no multiple of its {self.ways} ways: every set must "
-                f"be complete"
+                f"{self.name} holds {self.lines} lines, which is no multiple of its {self.ways} ways: give another "
+                f"capacity or other ways"
             )
 
     @property
@@ -141,9 +143,15 @@ class Trace:
         numbers = np.ascontiguousarray(lines, np.int64)
         line_kinds = np.ascontiguousarray(np.broadcast_to(np.asarray(kinds), numbers.shape))
         if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= MAX_LINES):
-            raise RedblueError("a trace is one row of line numbers from 0 to 2^28 - 1")
+            raise RedblueError(
+                f"lines must be one row of line numbers from 0 to 2^28 - 1, got shape {numbers.shape}"
+                + (f" with numbers from {numbers.min()} to {numbers.max()}" if numbers.size else "")
+            )
         if np.any((line_kinds < READ) | (line_kinds > DISCARD)):
-            raise RedblueError("kinds of access are READ (0), WRITE (1), OVERWRITE (2) and DISCARD (3)")
+            raise RedblueError(
+                "kinds must be READ (0), WRITE (1), OVERWRITE (2) or DISCARD (3), "
+                f"got numbers from {line_kinds.min()} to {line_kinds.max()}"
+            )
         return cls(numbers, line_kinds.astype(np.int8))
 
     def __len__(self) -> int:
@@ -159,7 +167,7 @@ def checked_levels(levels: Sequence[CacheLevel]) -> tuple[CacheLevel, ...]:
         raise RedblueError("give at least one cache level")
     if len({level.line_bytes for level in levels}) > 1:
         lines = ", ".join(f"{level.name}: {level.line_bytes}" for level in levels)
-        raise RedblueError(f"all levels must have lines of the same bytes, got {lines}; leave levels out")
+        raise RedblueError(f"all levels must have lines of the same length in bytes, got {lines}; leave levels out")
     return tuple(levels)
 
 

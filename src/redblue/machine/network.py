@@ -23,7 +23,10 @@ Name = Hashable
 
 
 class Message(NamedTuple):
-    """Send these rows of a block from one process to another. rows: ascending numbers. name: in both processes."""
+    """Send these rows of a block from one process to another.
+
+    name: the name of the block, the same in both processes. rows: ascending numbers.
+    """
 
     source: int
     target: int

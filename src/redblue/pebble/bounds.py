@@ -107,6 +107,8 @@ METHODS = {
 def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> list[GraphBound]:
     """Compute every bound that holds for these rules; return them with the largest first.
 
+    Sources of the methods: "partition" Hong & Kung (STOC 1981); "wavefront" Elango et al. (SPAA 2014); "spectral" Jain
+    & Zaharia (SPAA 2020). "search" and "relaxation" are lower bounds of redblue's own solvers.
     Raises RedblueError for `red` below the least that works, and without SciPy.
     """
     rules = rules_of(rules)
@@ -131,7 +133,10 @@ def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> lis
 
 @checked_arguments
 def lower_bound(graph: Graph, red: int, rules: str | Rules = "red-blue") -> GraphBound:
-    """Return the largest known lower bound on the cost of a game with `red` words of red pebbles; see lower_bounds."""
+    """Return the largest known lower bound on the cost of a game with `red` words of red pebbles.
+
+    The methods, their sources and the errors are those of `lower_bounds`.
+    """
     return lower_bounds(graph, red, rules)[0]
 
 

@@ -31,6 +31,7 @@ def matmul_graph(m: int, k: int, n: int, accumulate: str = "fma") -> Graph:
     accumulate: "fma": a chain of k multiply-adds per output, of which the first is a plain product; "products": k
         product nodes per output and a chain of k - 1 sums.
     Nodes: mk + kn inputs, plus mkn with "fma" or m(2k - 1)n with "products".
+    Raises RedblueError for a size below 1, another `accumulate`, and a graph that does not fit this machine's memory.
     """
     m, k, n = _sizes(m=m, k=k, n=n)
     _check_accumulate(accumulate)
@@ -51,6 +52,7 @@ def attention_graph(n: int, d: int, d_v: int | None = None, mask: Mask | None = 
     - `l[i]`: per row a chain of additions over the row's pairs.
     - `o[i,c]`: per output a chain of multiply-adds over the row's pairs, `o[i,c]+t`, then one division by l[i].
     A row without pairs has only the nodes of its query. accumulate: as in matmul_graph. d_v: d if None.
+    Raises RedblueError as matmul_graph does, and for a mask that does not fit n queries and n keys.
     """
     d_v = d if d_v is None else d_v
     n, d, d_v = _sizes(n=n, d=d, d_v=d_v)
@@ -81,6 +83,8 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
     dp[i,j] = dO_i v_j; ds[i,j] = p[i,j] (dp[i,j] - delta[i]);
     dv_j = sum_i p[i,j] dO_i; dk_j = sum_i ds[i,j] q_i; dq_i = sum_j ds[i,j] k_j.
     Queries without keys and keys without queries have no gradient nodes.
+    Raises RedblueError for a size below 1, a mask that does not fit n queries and n keys, and a graph that does not fit
+    this machine's memory.
     """
     n, d = _sizes(n=n, d=d)
     computed = n * d + _pairs(mask, n) * (5 * d + 1)
@@ -97,9 +101,9 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
             p[i, j] = _dot(builder, f"p[{i},{j}]", _zip(q[i], k[j]), also=(lse[i],), partial=f"s[{i},{j}]")
             dp = _dot(builder, f"dp[{i},{j}]", _zip(dout[i], v[j]))
             ds[i, j] = builder.node(f"ds[{i},{j}]", p[i, j], dp, delta)
-    for name, weight, source, at in (("dq", ds, k, 0), ("dk", ds, q, 1), ("dv", p, dout, 1)):
+    for name, weight, source, side in (("dq", ds, k, 0), ("dk", ds, q, 1), ("dv", p, dout, 1)):
         for x, c in product(range(n), range(d)):
-            terms = [(weight[pair], source[pair[1 - at], c]) for pair in weight if pair[at] == x]
+            terms = [(weight[pair], source[pair[1 - side], c]) for pair in weight if pair[side] == x]
             if terms:
                 _dot(builder, f"{name}[{x},{c}]", terms)
     return builder.graph()
@@ -107,7 +111,11 @@ def attention_backward_graph(n: int, d: int, mask: Mask | None = None) -> Graph:
 
 @checked_arguments
 def fft_graph(points: int) -> Graph:
-    """Graph of a Fourier transform's butterflies: log2(points) steps of `points` nodes with two parents each."""
+    """Graph of a Fourier transform's butterflies: log2(points) steps of `points` nodes with two parents each.
+
+    Raises GraphError unless `points` is a power of two of at least 2, and RedblueError for a graph that does not fit
+    this machine's memory.
+    """
     (points,) = _sizes(points=points)
     if points & (points - 1) or points < 2:
         raise GraphError(f"points must be a power of two of at least 2, got {points}")
@@ -122,7 +130,10 @@ def fft_graph(points: int) -> Graph:
 
 @checked_arguments
 def tree_graph(arity: int, depth: int) -> Graph:
-    """Graph of a complete in-tree: the arity^depth leaves are inputs, the root is the output."""
+    """Graph of a complete in-tree: the arity^depth leaves are inputs, the root is the output.
+
+    Raises RedblueError for a size below 1, and for a graph that does not fit this machine's memory.
+    """
     arity, depth = _sizes(arity=arity, depth=depth)
     leaves = arity**depth if depth * arity.bit_length() < 1000 else inf
     _check_size("tree", max(2 * leaves, depth), max(2 * leaves, depth), arity=arity, depth=depth)
@@ -135,7 +146,10 @@ def tree_graph(arity: int, depth: int) -> Graph:
 
 @checked_arguments
 def chain_graph(length: int) -> Graph:
-    """Graph of `length` nodes in a row, each computed from the node before it; the first is the input."""
+    """Graph of `length` nodes in a row, each computed from the node before it; the first is the input.
+
+    Raises RedblueError for a size below 1, and for a graph that does not fit this machine's memory.
+    """
     (length,) = _sizes(length=length)
     _check_size("chain", length, length, length=length)
     builder = Builder()
@@ -146,7 +160,11 @@ def chain_graph(length: int) -> Graph:
 
 @checked_arguments
 def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
-    """Graph of a stencil on a line of `points`: each step computes a point from the last step's within `radius`."""
+    """Graph of a stencil on a line of `points`.
+
+    Each step computes a point from the points of the step before at a distance of at most `radius`.
+    Raises RedblueError for a size below 1, and for a graph that does not fit this machine's memory.
+    """
     points, steps, radius = _sizes(points=points, steps=steps, radius=radius)
     edges = points * steps * min(points, 2 * radius + 1)
     _check_size("stencil", points * (steps + 1), edges, points=points, steps=steps, radius=radius)
@@ -159,7 +177,10 @@ def stencil_graph(points: int, steps: int, radius: int = 1) -> Graph:
 
 @checked_arguments
 def diamond_graph(rows: int, cols: int) -> Graph:
-    """Graph of a grid in which node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output."""
+    """Graph of a grid in which node (i, j) is computed from (i - 1, j) and (i, j - 1): one input, one output.
+
+    Raises RedblueError for a size below 1, and for a graph that does not fit this machine's memory.
+    """
     rows, cols = _sizes(rows=rows, cols=cols)
     _check_size("diamond", rows * cols, 2 * rows * cols, rows=rows, cols=cols)
     builder = Builder()
@@ -174,6 +195,7 @@ def random_graph(seed: int, nodes: int = 12, sources: int = 3, in_degree: int = 
     """Random graph: `sources` inputs, then nodes with 1 to in_degree parents drawn from all nodes before them.
 
     The same arguments give the same graph.
+    Raises RedblueError for a size below 1, and for a graph that does not fit this machine's memory.
     """
     nodes, sources, in_degree = _sizes(nodes=nodes, sources=sources, in_degree=in_degree)
     _check_size("random", nodes, nodes * min(nodes, in_degree), nodes=nodes, sources=sources, in_degree=in_degree)

@@ -23,15 +23,16 @@ from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 
 MAX_STEPS = 5_000_000  # nodes that the local search plays in all its tries together
 MENDED = ", mended"  # suffix to the name of an order that the local search changed
-NEAR_BEST = 1.2  # orders that cost at most this many times the best with the first eviction are tried with the others
+# Every order is tried with the first eviction. Orders within this factor of the least cost are tried with the others.
+NEAR_BEST = 1.2
 
 
 class Eviction(NamedTuple):
     """A rule that picks the word to evict.
 
     recent: if True, evict the least recently used word; if False, the word whose next use is furthest away.
-    ratio: the next use of a word that must be stored before eviction counts as this many times nearer; None: the ratio
-        of the two costs.
+    ratio: factor by which the next use counts as nearer if the word must be stored before it is evicted; None:
+        (load_cost + store_cost) / load_cost.
     """
 
     recent: bool
@@ -88,7 +89,7 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
 
     tries: number of tries of the local search. Each try moves one node of the best order to another place, and the new
         order is kept if it costs no more. Large graphs get fewer tries (MAX_STEPS).
-    seed: of the local search's random numbers.
+    seed: the seed of the local search's random numbers.
     A node whose parents are all red is recomputed instead of loaded, if recomputation is allowed and costs no more than
     a load. With more than two levels of memory, the game of the first two is extended level by level. Ctrl-C ends the
     search, and the best game so far is returned.

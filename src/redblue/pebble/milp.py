@@ -29,7 +29,7 @@ def solve_milp(
 ) -> Solution | None:
     """Find the cheapest game of at most `steps` computations; None if there is none or time ran out before one.
 
-    steps: None: one per node (with partial computation, per edge). More steps help only with recomputation
+    steps: by default one per node (with partial computation, per edge). More steps help only with recomputation
         ("red-blue"). As no number of steps is known to be enough there, `optimal` is True only for the other rules.
     time_limit: seconds.
     Raises RedblueError without SciPy, for sliding, for more than two levels, for too few `steps`, and for `red` below

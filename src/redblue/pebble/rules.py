@@ -196,12 +196,13 @@ def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.Peb
 def hierarchy(memory: str | Memory, bytes_per_word: int = 4, name: str = "red-blue") -> tuple[int, Rules]:
     """Return (red, rules) for the memory levels of a machine.
 
-    memory: a name in the catalogue, a TOML file, or a Memory.
+    memory: a name of the catalogue, "this-machine", the path of a TOML file, or a Memory. bytes_per_word: the size of a
+    word. name: the name of the rules, as in Rules.
     `red` is the capacity in words of one instance of the fastest level. Each level between the fastest and the slowest
     becomes a level of `further`. A word costs 1 at the fastest boundary; at any other boundary its cost is the ratio of
     the fastest boundary's bandwidth to that boundary's. A boundary of unknown bandwidth costs as much as the boundary
     before it.
-    Raises RedblueError if a capacity is not known, except that of the last level.
+    Raises UnknownName for an unknown memory, and RedblueError if the capacity of a level but the last is not known.
     """
     whole_number("bytes_per_word", bytes_per_word)
     memory = find_memory(memory)

@@ -169,7 +169,7 @@ def _check_total(graph: Graph, rules: Rules, costs: tuple[int, int, int]) -> Non
     total = load * loaded + store * stored + compute * (graph.n + len(graph.parents))
     if total >= MAX_GAME_COST:
         raise RedblueError(
-            f"a game may cost up to {total:,} units of {float(_unit_costs(rules)[1]):g}, solve takes less than "
+            f"a game may cost up to {total:,} units of {float(_unit_costs(rules)[1]):g}, and solve counts to less than "
             f"{MAX_GAME_COST:,}: round costs or weights"
         )
 

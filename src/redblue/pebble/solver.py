@@ -31,6 +31,7 @@ def solve(
     The search ends early at the time limit, at Ctrl-C, and when its states no longer fit `memory_bytes`. Then the
     cheaper of its best game and the heuristic's game is returned, which takes a moment longer; `optimal` is True only
     if that game costs no more than the lower bound proved so far.
+    Method: A* with partial expansion (Yoshizumi, Miura & Ishida, AAAI 2000) and a minimum cut as lower bound.
     Raises RedblueError for more than 128 nodes, more than two levels of memory, costs without a common unit, and `red`
     below the least that works.
     """

@@ -64,9 +64,9 @@ def render(
 def strip(
     graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue", frames: int = 6
 ) -> str:
-    """Return `frames` pictures of a game side by side, as SVG: at equal steps of the loads and stores made.
+    """Return `frames` pictures of a game side by side, as SVG, with equally many loads and stores between them.
 
-    Raises as `render` does.
+    Raises as `render` does, and RedblueError for `frames` below 1.
     """
     rules, game = rules_of(rules), Game.of(moves)
     check(graph, game, red, rules)
