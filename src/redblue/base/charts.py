@@ -52,5 +52,5 @@ def _shortened(tag: str) -> str:
     if " stroke=" not in tag:
         tag = STROKE_WIDTH.sub("", tag)
     return COORDINATES.sub(
-        lambda found: DECIMALS.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), found[0]), tag
+        lambda match: DECIMALS.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), match[0]), tag
     )

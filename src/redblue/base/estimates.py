@@ -18,19 +18,19 @@ LONG_SECONDS = 5.0  # work that takes longer is announced
 UNPRINTED = 10**18  # larger estimates are not worth their digits
 
 
-def check_fits(what: str, bytes: float, seconds: float = 0.0) -> None:
+def check_fits(task: str, bytes: float, seconds: float = 0.0) -> None:
     """Raise RedblueError if `bytes` bytes of memory are more than this machine has available; announce long work.
 
-    what: the work, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
+    task: the work, as the subject of a sentence, such as "the graph attention:n=4,d=2 of 96 nodes".
     bytes, seconds: estimates of the work's memory and time. An order of magnitude is enough; infinity is allowed.
     If the system does not say how much memory is available, only estimates of an exabyte or more are refused.
     """
     available = available_bytes()
     if bytes >= UNPRINTED or (available is not None and bytes > available):
-        here = "" if available is None else f", and this machine has {bytes_text(available)} available"
-        raise RedblueError(f"{what} needs {bytes_text(bytes)} of memory{here}: take a smaller problem")
+        limit = "" if available is None else f", and this machine has {bytes_text(available)} available"
+        raise RedblueError(f"{task} needs {bytes_text(bytes)} of memory{limit}: take a smaller problem")
     if seconds >= LONG_SECONDS:
-        logging.getLogger("redblue").warning(f"{what} takes about {time(seconds)} and {bytes_text(bytes)} of memory")
+        logging.getLogger("redblue").warning(f"{task} takes about {time(seconds)} and {bytes_text(bytes)} of memory")
 
 
 def bytes_text(bytes: float) -> str:

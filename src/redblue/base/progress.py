@@ -85,8 +85,8 @@ def working(label: str) -> Iterator[Callable[[str], None]]:
 
 def _steps(done: int, size: int, unit: str) -> str:
     """Say how many steps are done. unit: the name of the steps, in the plural."""
-    one = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
-    return f"{done:,} of {size:,} {one if size == 1 else unit}"
+    singular = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+    return f"{done:,} of {size:,} {singular if size == 1 else unit}"
 
 
 @contextmanager

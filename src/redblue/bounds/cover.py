@@ -100,18 +100,18 @@ def upper(pairs: Pairs) -> Cover:
     last = pairs.n_rows + pairs.n_cols
     far = max(0, math.ceil(math.log(last / DENSE_UP_TO, 1 + 1 / 128))) if last > DENSE_UP_TO else 0
     beyond = np.ceil(DENSE_UP_TO * (1 + 1 / 128) ** np.arange(1, far)).astype(np.int64)
-    at = np.unique(np.concatenate([np.arange(1, min(DENSE_UP_TO, last) + 1), beyond[beyond < last], [last]]))
-    at = at[at >= 1]
+    u = np.unique(np.concatenate([np.arange(1, min(DENSE_UP_TO, last) + 1), beyond[beyond < last], [last]]))
+    u = u[u >= 1]
     kappa = kappas(pairs)
     # For each u, r lies in a cell [u share, u next share]. kappa(r, u - r) is at most kappa(highest r, highest c) of
     # the cell, and at most the maximum of r (u - r) over the cell. One cell boundary is at share 1/2.
     shares = np.linspace(0, 1, CELLS + 1)
-    low, high = np.ceil(at[:, None] * shares[:-1]), np.floor(at[:, None] * shares[1:])
-    rows, cols = np.minimum(high, pairs.n_rows), np.minimum(at[:, None] - low, pairs.n_cols)
-    square = np.where((low <= at[:, None] / 2) & (high >= at[:, None] / 2), at[:, None] / 2, high)
-    square = np.where(low > at[:, None] / 2, low, square)  # the r of the cell closest to u / 2
-    most = np.minimum(kappa(rows, cols), np.floor(square * (at[:, None] - square))).max(axis=1)
-    return Cover(at, np.maximum.accumulate(np.minimum(most, pairs.nnz)))
+    low, high = np.ceil(u[:, None] * shares[:-1]), np.floor(u[:, None] * shares[1:])
+    rows, cols = np.minimum(high, pairs.n_rows), np.minimum(u[:, None] - low, pairs.n_cols)
+    square = np.where((low <= u[:, None] / 2) & (high >= u[:, None] / 2), u[:, None] / 2, high)
+    square = np.where(low > u[:, None] / 2, low, square)  # the r of the cell closest to u / 2
+    most = np.minimum(kappa(rows, cols), np.floor(square * (u[:, None] - square))).max(axis=1)
+    return Cover(u, np.maximum.accumulate(np.minimum(most, pairs.nnz)))
 
 
 def kappas(pairs: Pairs) -> Callable[[Any, Any], Any]:

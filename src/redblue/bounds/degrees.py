@@ -103,14 +103,14 @@ def _common(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> np.nd
     other = by_column[np.repeat(start[cols], sharing) + within]
     # code: (row, other row) as one number; times: their common columns
     code, times = np.unique(np.repeat(rows, sharing) * shape[0] + other, return_counts=True)
-    one = code // shape[0]
-    order = np.lexsort((-times, one))
-    one, times = one[order], times[order]
-    first = np.flatnonzero(np.diff(one, prepend=-1))
-    length = np.diff(np.append(first, len(one)))
+    row = code // shape[0]
+    order = np.lexsort((-times, row))
+    row, times = row[order], times[order]
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    length = np.diff(np.append(first, len(row)))
     running = np.cumsum(times)  # then, within each row, the sum over its most similar rows
     running = running - np.repeat(running[first] - times[first], length)
-    rank = np.arange(len(one)) - np.repeat(first, length)
+    rank = np.arange(len(row)) - np.repeat(first, length)
     most = np.zeros(length.max(), np.int64)
     np.maximum.at(most, rank, running)
     return np.maximum.accumulate(most)

@@ -163,18 +163,18 @@ def network_bounds(
     if most_tokens is not None:
         whole_number("most_tokens", most_tokens, -(-max(problem.n_q, problem.n_k) // world_size))
     case = Case(problem, world_size, shares, curves.sizes(problem, world_size, most_tokens))
-    given = _work(work, case)
+    pair_counts = _work(work, case)
     text = f"{WORK_TEXT[work if isinstance(work, str) else 'given']}; {SHARES_TEXT[shares]}"
-    found = []
+    bounds = []
     for row in ROWS:
-        values = [_least(curve, case, given) for curve in row.curves(case)]
+        values = [_least(curve, case, pair_counts) for curve in row.curves(case)]
         if values:
             crossing, both = (max(column) for column in zip(*values, strict=True))
             conditions = f"{row.conditions(problem.direction)}; {text}"
-            found.append(_bound(row.name, crossing, both, row.formula, conditions, row.source))
+            bounds.append(_bound(row.name, crossing, both, row.formula, conditions, row.source))
     if words is not None:
-        found.append(_phases(case, _memory(words, case), text))
-    return sorted(found, key=lambda bound: (-bound.both_words, -bound.words))
+        bounds.append(_phases(case, _memory(words, case), text))
+    return sorted(bounds, key=lambda bound: (-bound.both_words, -bound.words))
 
 
 def network_bound(
@@ -200,13 +200,13 @@ def _work(work: str | Sequence[int], case: Case) -> str | list[int]:
         if work not in WORK:
             raise RedblueError(f"work must be one of {', '.join(WORK)}, or the pairs of each process, got {work!r}")
         return work
-    given = [whole_number("work", each, least=0) for each in work]
-    if len(given) != case.world_size or sum(given) != case.pairs:
+    pair_counts = [whole_number("work", each, least=0) for each in work]
+    if len(pair_counts) != case.world_size or sum(pair_counts) != case.pairs:
         raise RedblueError(
             f"work must give the pairs of each of the {case.world_size} processes, {case.pairs:,} in all, "
-            f"got {len(given)} numbers that sum to {sum(given):,}"
+            f"got {len(pair_counts)} numbers that sum to {sum(pair_counts):,}"
         )
-    return given
+    return pair_counts
 
 
 def _memory(words: int, case: Case) -> int:

@@ -124,18 +124,18 @@ class Curve:
 Lack = tuple[Callable[[float], float], float]  # `lack` and `free` of a curve
 
 
-def rectangles(one: Sizes, tokens: bool, same: bool) -> Lack:
+def rectangles(process: Sizes, tokens: bool, same: bool) -> Lack:
     """Return `lack` and `free`: r rows and c keys hold at most r c pairs (Loomis and Whitney).
 
     tokens: the process holds the rows and keys of its tokens. same: it holds keys of the same tokens as rows, and no
     query attends a later key, so that fewer pairs lie between its own rows and keys.
     """
-    held = (one.held_rows, one.held_keys) if tokens else (0, 0)
-    missing = (held[0] * held[1] - one.held_rows * (one.held_keys + 1) // 2) if same and tokens else 0
-    a, b = one.row_words, one.key_words
+    held = (process.held_rows, process.held_keys) if tokens else (0, 0)
+    missing = (held[0] * held[1] - process.held_rows * (process.held_keys + 1) // 2) if same and tokens else 0
+    a, b = process.row_words, process.key_words
     # A limit that is reached before a r = b c would make the function convex there, so it is dropped: see one_side.
-    most_rows = max(one.rows, held[0]) if a * one.rows >= b * held[1] else math.inf
-    most_keys = max(one.keys, held[1]) if b * one.keys >= a * held[0] else math.inf
+    most_rows = max(process.rows, held[0]) if a * process.rows >= b * held[1] else math.inf
+    most_keys = max(process.keys, held[1]) if b * process.keys >= a * held[0] else math.inf
 
     def lack(pairs: float) -> float:
         area = pairs + missing
@@ -148,29 +148,29 @@ def rectangles(one: Sizes, tokens: bool, same: bool) -> Lack:
     return lack, held[0] * held[1] - missing
 
 
-def one_side(one: Sizes, tokens: bool) -> list[Lack]:
+def one_side(process: Sizes, tokens: bool) -> list[Lack]:
     """Return `lack` and `free`, twice: z pairs lie in at least z / keys rows, and in at least z / rows keys."""
-    held_rows, held_keys = (one.held_rows, one.held_keys) if tokens else (0, 0)
+    held_rows, held_keys = (process.held_rows, process.held_keys) if tokens else (0, 0)
     return [
-        (lambda z: one.row_words * max(0.0, z / one.keys - held_rows), held_rows * one.keys),
-        (lambda z: one.key_words * max(0.0, z / one.rows - held_keys), held_keys * one.rows),
+        (lambda z: process.row_words * max(0.0, z / process.keys - held_rows), held_rows * process.keys),
+        (lambda z: process.key_words * max(0.0, z / process.rows - held_keys), held_keys * process.rows),
     ]
 
 
-def band_corners(one: Sizes, band: Band) -> Lack:
+def band_corners(process: Sizes, band: Band) -> Lack:
     """Return `lack` and `free`: r queries and c keys of a band hold at most h (r + c - h) pairs, h half its width."""
     half = -(-(band.end - band.first) // 2)
-    wide = min(one.held_rows // one.group, one.held_keys) >= half
-    free = half * (one.held_rows + one.group - 1 + one.group * (one.held_keys - half * wide))
-    rate = min(one.row_words / half, one.key_words / (one.group * half))
+    wide = min(process.held_rows // process.group, process.held_keys) >= half
+    free = half * (process.held_rows + process.group - 1 + process.group * (process.held_keys - half * wide))
+    rate = min(process.row_words / half, process.key_words / (process.group * half))
     return lambda pairs: max(0.0, pairs - free) * rate, free
 
 
-def band_degrees(one: Sizes, band: Band) -> Lack:
+def band_degrees(process: Sizes, band: Band) -> Lack:
     """Return `lack` and `free`: for keys of the same tokens, a further row or key adds at most the band's width."""
-    width, held = band.end - band.first, one.held_keys
-    free = one.group * (_triangle(held, -band.first) + _triangle(held, band.end - 1) + held)
-    rate = min(one.row_words / width, one.key_words / (one.group * width))
+    width, held = band.end - band.first, process.held_keys
+    free = process.group * (_triangle(held, -band.first) + _triangle(held, band.end - 1) + held)
+    rate = min(process.row_words / width, process.key_words / (process.group * width))
     return lambda pairs: max(0.0, pairs - free) * rate, free
 
 

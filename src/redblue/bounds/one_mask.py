@@ -157,7 +157,7 @@ def _net_gain(cover: Cover, task: Task) -> Callable[[Any, Any], Any]:
     table = np.maximum.accumulate(gain[:, ::-1], axis=1)[:, ::-1]  # maximum over all e from a grid point on
 
     def earned(words: Any, t: Any) -> Any:
-        at = np.minimum(np.ceil(words * (WORDS / task.words) * (1 - 1e-12)), WORDS).astype(int)
-        return table[at, np.minimum(np.searchsorted(pairs, t, "right") - 1, STARTS - 1)]
+        grid_point = np.minimum(np.ceil(words * (WORDS / task.words) * (1 - 1e-12)), WORDS).astype(int)
+        return table[grid_point, np.minimum(np.searchsorted(pairs, t, "right") - 1, STARTS - 1)]
 
     return earned

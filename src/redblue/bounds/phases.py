@@ -196,7 +196,7 @@ def _solve(problem: PhaseProblem, x: Point, pairs: Pairs, rounds: int) -> Dual:
     if problem.direction == "backward":
         p_part = 0 * p_part
 
-    def at(price: Any) -> Dual:
+    def dual_at(price: Any) -> Dual:
         dual = Dual(price, 1.0, 1.0, stored, p_part, ds_part)
         *_, p, ds = _net(problem, dual)
         more = np.sqrt(1 + stored)
@@ -216,12 +216,12 @@ def _solve(problem: PhaseProblem, x: Point, pairs: Pairs, rounds: int) -> Dual:
     low, high = 0 * q, 1.5 * (q + v) + TINY
     for _ in range(rounds):
         left, right = high - golden * (high - low), low + golden * (high - low)
-        falls = gain(at(left)) < gain(at(right))
+        falls = gain(dual_at(left)) < gain(dual_at(right))
         low, high = np.where(falls, low, left), np.where(falls, right, high)
     # The minimum may lie at a kink: a price for which a share reaches 1, or price 0.
-    best = at((low + high) / 2)
+    best = dual_at((low + high) / 2)
     for price in (q, v, 0 * q):
-        best = _better(best, at(price), gain(best) <= gain(at(price)))
+        best = _better(best, dual_at(price), gain(best) <= gain(dual_at(price)))
     chosen = np.argmin(gain(best), axis=0)
     return Dual(*(np.take_along_axis(np.broadcast_to(m, q.shape), chosen[None], 0)[0] for m in best))
 

@@ -101,12 +101,14 @@ def _caches_of(files: Mapping[str, str], cpu: int) -> list[tuple[int, int, int |
     """Return (level, bytes, line bytes, ways, CPUs that share the cache) of each data or unified cache of one CPU."""
     caches = []
     for index in range(10):
-        here = f"cpu{cpu}/cache/index{index}"
-        size_bytes = parse_size(files.get(f"{here}/size", ""))
-        level = files.get(f"{here}/level", "")
-        if size_bytes and level.isdecimal() and files.get(f"{here}/type") in ("Data", "Unified"):
-            line, ways = (files.get(f"{here}/{name}", "") for name in ("coherency_line_size", "ways_of_associativity"))
-            sharers = files.get(f"{here}/shared_cpu_list", str(cpu))
+        folder = f"cpu{cpu}/cache/index{index}"
+        size_bytes = parse_size(files.get(f"{folder}/size", ""))
+        level = files.get(f"{folder}/level", "")
+        if size_bytes and level.isdecimal() and files.get(f"{folder}/type") in ("Data", "Unified"):
+            line, ways = (
+                files.get(f"{folder}/{name}", "") for name in ("coherency_line_size", "ways_of_associativity")
+            )
+            sharers = files.get(f"{folder}/shared_cpu_list", str(cpu))
             caches.append((int(level), size_bytes, _positive(line), _positive(ways), sharers))
     return caches
 

@@ -155,9 +155,9 @@ def in_pages(problem: Problem, page: Page = None, prefix: Prefix = None, v_in_k:
     """Put the keys of a problem into pages if there is a page size. Raises RedblueError for options without one."""
     if page is not None:
         return PagedProblem.of(problem, page, prefix or 0, v_in_k)
-    given = [flag for flag, value in (("--prefix", prefix is not None), ("--v-in-k", v_in_k)) if value]
-    if given:
-        raise RedblueError(f"{given[0]} is for keys in pages: give --page, too (example: --page 16)")
+    flags = [flag for flag, value in (("--prefix", prefix is not None), ("--v-in-k", v_in_k)) if value]
+    if flags:
+        raise RedblueError(f"{flags[0]} is for keys in pages: give --page, too (example: --page 16)")
     return problem
 
 

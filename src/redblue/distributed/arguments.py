@@ -84,7 +84,7 @@ class Call(NamedTuple):
     def shard(self) -> Shard:
         q, k, v = self.tensors
         own = self.options
-        given = {
+        options = {
             "batch": list(q.shape[:-3]),
             "heads": q.shape[-3],
             "key heads": k.shape[-3],
@@ -101,8 +101,8 @@ class Call(NamedTuple):
         seed = None
         if own.dropout:
             seed = int(torch.randint(2**62, ())) if own.seed is None else own.seed
-            given["seed"] = own.seed
-        return Shard(q.shape[-2], k.shape[-2], seed, given)
+            options["seed"] = own.seed
+        return Shard(q.shape[-2], k.shape[-2], seed, options)
 
 
 def _facts(options: Options) -> dict[str, Any]:
@@ -133,17 +133,17 @@ def checked_call(
         network.get(schedule)
     if not isinstance(placement, Placement):
         placement_of(placement, 0, 1)
-    given = {"q": q, "k": k, "v": v, **{name: x for name, _, x in record.present_arrays()}}
-    for name, x in given.items():
+    tensors = {"q": q, "k": k, "v": v, **{name: x for name, _, x in record.present_arrays()}}
+    for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
     mesh = mesh_of(q)
     if mesh is not None or is_distributed(k) or is_distributed(v):
         q, k, v, placement = local_parts(q, k, v, placement)
-    for name, x in {**given, "q": q, "k": k, "v": v}.items():
+    for name, x in {**tensors, "q": q, "k": k, "v": v}.items():
         if name not in "qkv" and is_distributed(x):
             raise RedblueError(f"{name} must be a plain tensor, this process's part, got a DTensor")
-    dispatch.check_tensors({**given, "q": q, "k": k, "v": v})
+    dispatch.check_tensors({**tensors, "q": q, "k": k, "v": v})
     q, k, v = (_as_autocast(x) for x in (q, k, v))
     sizes = checks.check_shapes(q.shape, k.shape, v.shape)
     if q.is_cpu:

@@ -100,8 +100,8 @@ class Failures:
 
     def _culprit(self, suspect: int) -> int:
         """The rank that failed: the notes are followed from the rank that this process waited for to their end."""
-        found = _answer(lambda: self._look(suspect, wait_seconds=GRACE_SECONDS / 2))
-        if found is None and suspect not in self.known and self.host is not None:
+        answer = _answer(lambda: self._look(suspect, wait_seconds=GRACE_SECONDS / 2))
+        if answer is None and suspect not in self.known and self.host is not None:
             return self.host  # the process that hosts the store does not answer
         if self.host == self.rank:
             time.sleep(2 * TICK_SECONDS)  # other processes must read this note before this process may end the store
@@ -126,12 +126,12 @@ class Failures:
 
     def _end(self, suspect: int) -> int:
         """The rank at which the notes end; the suspect itself if it waits for this process, because it was late."""
-        rank, seen = suspect, {suspect}
+        rank, visited = suspect, {suspect}
         while rank in self.known:
             rank = self.known[rank]
-            if rank == self.rank or rank in seen:
+            if rank == self.rank or rank in visited:
                 return suspect
-            seen.add(rank)
+            visited.add(rank)
         return rank
 
     def _key(self, rank: int) -> str:

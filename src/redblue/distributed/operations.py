@@ -147,8 +147,8 @@ class Operations:
             self.dbias[..., rows, :][..., keys] += dbias
         for array, new, rows in (("dq_sum", dq, block.queries), ("dk_sum", dk, block.keys), ("dv_sum", dv, block.keys)):
             names = [name for name in writes if name.array == array]
-            for name, own, at in _by_shard(names, writes, rows):
-                results[name][..., own, :] += new[..., at, :]
+            for name, own, places in _by_shard(names, writes, rows):
+                results[name][..., own, :] += new[..., places, :]
         return results
 
     def _block(self, process: int, owners: Sequence[int], shards: Sequence[int]) -> Block | None:
@@ -308,14 +308,14 @@ def _by_shard(names: Sequence[Part], writes: Shapes, rows: Any) -> list[tuple[Pa
     if len(names) == 1:
         return [(names[0], _index(rows), slice(None))]
     computed = np.arange(total)[rows]
-    found, begin = [], 0
+    shards, begin = [], 0
     for name in names:
         end = begin + len(writes[name].rows)
         places = np.flatnonzero((begin <= computed) & (computed < end))
         if len(places):
-            found.append((name, _index(computed[places] - begin), _index(places)))
+            shards.append((name, _index(computed[places] - begin), _index(places)))
         begin = end
-    return found
+    return shards
 
 
 def _merge_into(out: Tensor, lse: Tensor, rows: Any, new: Tensor, new_lse: Tensor) -> None:

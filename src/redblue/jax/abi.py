@@ -169,8 +169,8 @@ class Call(NamedTuple):
 
 def version_in(header: str) -> tuple[int, int]:
     """The version of the interface that the text of XLA's header states."""
-    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
-    return int(found.get("MAJOR", UNSUPPORTED)), int(found.get("MINOR", UNSUPPORTED))
+    numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
+    return int(numbers.get("MAJOR", UNSUPPORTED)), int(numbers.get("MINOR", UNSUPPORTED))
 
 
 def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
@@ -257,9 +257,9 @@ def _call_of(frame: Frame) -> Call:
     return Call(_arrays(frame.args), _arrays(frame.rets), _attributes(frame.attrs))
 
 
-def _check(what: str, known: bool, value: int) -> None:
+def _check(argument: str, known: bool, value: int) -> None:
     if not known:
-        raise RedblueError(f"this jaxlib passes an {what} of unknown form ({value}): install another jaxlib")
+        raise RedblueError(f"this jaxlib passes an {argument} of unknown form ({value}): install another jaxlib")
 
 
 def _arrays(arguments: Arguments) -> list[np.ndarray]:

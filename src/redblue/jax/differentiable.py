@@ -119,8 +119,8 @@ def _gradients(
     results: dict[str, Any] = {"dq": q, "dk": k, "dv": v, "delta": lse}
     if with_bias:
         results["dbias"] = jax.ShapeDtypeStruct(arrays["bias"].shape, lse.dtype)
-    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout} | arrays
-    return _call(BACKWARD, static, given, results)
+    inputs = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout} | arrays
+    return _call(BACKWARD, static, inputs, results)
 
 
 def _no_second_derivative(*arguments: Any) -> Any:

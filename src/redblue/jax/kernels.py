@@ -55,15 +55,15 @@ def _read(text: bytes) -> Static:
 def forward(call: Call) -> None:
     """Write the output and the log-sum-exp of each row."""
     static, arguments, results = _named(call)
-    for given, wanted in _calls(static, arguments, results):
-        _forward(static, given, wanted)
+    for inputs, outputs in _calls(static, arguments, results):
+        _forward(static, inputs, outputs)
 
 
 def backward(call: Call) -> None:
     """Write the gradients."""
     static, arguments, results = _named(call)
-    for given, wanted in _calls(static, arguments, results):
-        _backward(static, given, wanted)
+    for inputs, outputs in _calls(static, arguments, results):
+        _backward(static, inputs, outputs)
 
 
 def _named(call: Call) -> tuple[Static, Arrays, Arrays]:
@@ -86,8 +86,8 @@ def _calls(static: Static, arguments: Arrays, results: Arrays) -> Iterator[tuple
         yield arguments, results
         return
     for index in np.ndindex(lead):
-        given, wanted = ({name: _entry(x, index) for name, x in arrays.items()} for arrays in (arguments, results))
-        yield given, wanted
+        inputs, outputs = ({name: _entry(x, index) for name, x in arrays.items()} for arrays in (arguments, results))
+        yield inputs, outputs
 
 
 def _lead(results: Arrays) -> tuple[int, ...]:
@@ -111,10 +111,10 @@ def _forward(static: Static, arguments: Arrays, results: Arrays) -> None:
         NumpyCall(q, k, v, options).forward(out, lse)
         return
     out[...], lse[...] = 0, -np.inf
-    for at, rows, keys in _padded(lengths):
-        entry = _cut(options, at, rows, keys)
-        NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], entry).forward(
-            out[at][:, :rows], lse[at][:, :rows]
+    for index, rows, keys in _padded(lengths):
+        entry = _cut(options, index, rows, keys)
+        NumpyCall(q[index][:, :rows], k[index][:, :keys], v[index][:, :keys], entry).forward(
+            out[index][:, :rows], lse[index][:, :rows]
         )
 
 
@@ -133,13 +133,13 @@ def _backward(static: Static, arguments: Arrays, results: Arrays) -> None:
         return
     for array in (dq, dk, dv, results["delta"]):
         array[...] = 0
-    for at, rows, keys in _padded(lengths):
+    for index, rows, keys in _padded(lengths):
         into = GradientArrays(
-            dq[at][:, :rows], dk[at][:, :keys], dv[at][:, :keys], results["delta"][at][:, :rows], None
+            dq[index][:, :rows], dk[index][:, :keys], dv[index][:, :keys], results["delta"][index][:, :rows], None
         )
-        entry = NumpyCall(q[at][:, :rows], k[at][:, :keys], v[at][:, :keys], _cut(options, at, rows, keys))
-        of_out = dout[at][:, :rows], out[at][:, :rows]
-        _one_backward(entry, *of_out, lse[at][:, :rows], None if dlse is None else dlse[at][:, :rows], into)
+        entry = NumpyCall(q[index][:, :rows], k[index][:, :keys], v[index][:, :keys], _cut(options, index, rows, keys))
+        of_out = dout[index][:, :rows], out[index][:, :rows]
+        _one_backward(entry, *of_out, lse[index][:, :rows], None if dlse is None else dlse[index][:, :rows], into)
 
 
 def _one_backward(
@@ -230,11 +230,11 @@ def _finite(
     counts = _lengths(arguments, q.shape[:-3], q.shape[-2], k.shape[-2])
 
     def clean(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        wrong = [at for at in np.ndindex(rows.shape) if not np.isfinite(x[at][:, rows[at] :]).all()]
+        wrong = [index for index in np.ndindex(rows.shape) if not np.isfinite(x[index][:, rows[index] :]).all()]
         if wrong:
             x = x.copy()
-            for at in wrong:
-                x[at][:, rows[at] :] = 0
+            for index in wrong:
+                x[index][:, rows[index] :] = 0
         return x
 
     return [clean(x, counts.queries) for x in of_queries], [clean(x, counts.keys) for x in of_keys]
@@ -269,12 +269,12 @@ def _padded(lengths: Lengths) -> Iterator[tuple[tuple[int, ...], int, int]]:
         yield index, int(lengths.queries[index]), int(lengths.keys[index])
 
 
-def _cut(options: Options, at: tuple[int, ...], rows: int, keys: int) -> Options:
+def _cut(options: Options, index: tuple[int, ...], rows: int, keys: int) -> Options:
     """The options for one batch entry, cut to its lengths."""
     mask = options.mask
     if mask is not None and mask.rule.align != "top-left":  # there are as many queries as keys before the cut
         mask = Mask.sliding_window(mask.rule.left, mask.rule.right)
-    arrays = {name: _entry(x, at) for name, rules, x in options.present_arrays() if rules.lead}
+    arrays = {name: _entry(x, index) for name, rules, x in options.present_arrays() if rules.lead}
     for name, x in arrays.items():
         if ARRAYS[name].pairs:
             arrays[name] = x[:, : rows if x.shape[1] > 1 else 1, : keys if x.shape[2] > 1 else 1]

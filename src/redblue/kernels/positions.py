@@ -45,8 +45,8 @@ def positions_of(value: Any) -> Positions:
     if isinstance(value, Positions):
         return value
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        given = f"{len(value)} of them" if isinstance(value, (tuple, list)) else type(value).__name__
-        raise RedblueError(f"positions must be a pair (queries, keys) or a redblue.Positions, got {given}")
+        description = f"{len(value)} of them" if isinstance(value, (tuple, list)) else type(value).__name__
+        raise RedblueError(f"positions must be a pair (queries, keys) or a redblue.Positions, got {description}")
     return Positions(*value)
 
 
@@ -77,8 +77,8 @@ def numbers_of(positions: Positions, heads: int, dropout: float) -> tuple[int, i
 def check_length(name: str, length: int, wanted: int) -> None:
     """Raise RedblueError unless there is a position for each query (or key)."""
     if length != wanted:
-        one, of = ("query", "q") if name == "queries" else ("key", "k")
-        raise RedblueError(f"positions.{name} must have one number for each {one} of {of} ({wanted}), got {length}")
+        token, of = ("query", "q") if name == "queries" else ("key", "k")
+        raise RedblueError(f"positions.{name} must have one number for each {token} of {of} ({wanted}), got {length}")
 
 
 def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run. It loads the words number begin .. end - 1, and computes all values after the first of these.
+    """A part of a run: it begins with the load of word number `begin`, and ends before the load of word `end`.
 
     places: for each pair whose product the phase computes, the place of the first such product.
     """
@@ -99,8 +99,8 @@ class Compression:
         self._run(second, second.arrays)
         return second.reads, second.found
 
-    def _cut(self, found: tuple[int, list[tuple[int, Place]]]) -> tuple[Phase, ...]:
-        total, places = found
+    def _cut(self, plan: tuple[int, list[tuple[int, Place]]]) -> tuple[Phase, ...]:
+        total, places = plan
         ends = [*range(self.words + self.loads, total, self.loads), total]
         phases, begin = [], 0
         for end in ends:
@@ -144,8 +144,8 @@ class Compression:
     def determined(self, phase: Phase) -> int:
         """Return a lower bound on the words of any message that determines the products of the phase (Theorem 4).
 
-        The keys with the most products, d of them, count all their products; each other key counts at most d. The same
-        holds for rows.
+        The d keys with the most products count all their products; each other key counts at most d products. The same
+        holds for rows. The larger of the two sums is returned.
         """
         d = self.problem.d_v if self.problem.direction == "backward" else self.problem.d
         fewest = []
@@ -160,10 +160,10 @@ class Compression:
 
 def _first_of_each_pair(places: list[Place]) -> tuple[Place, ...]:
     """Drop the places of pairs whose product was computed earlier in the phase."""
-    seen: set[int] = set()
+    earlier: set[int] = set()
     kept = []
     for place in places:
-        new = np.array([not (pair in seen or seen.add(pair)) for pair in place.pairs.tolist()], bool)
+        new = np.array([not (pair in earlier or earlier.add(pair)) for pair in place.pairs.tolist()], bool)
         if new.any():
             kept.append(Place(place.value, *(each[new] for each in place[1:])))
     return tuple(kept)
@@ -233,9 +233,9 @@ class _Finder(_Watched):
 
     def computed(self, value: np.ndarray) -> None:
         if self.known is None:
-            at = np.minimum(np.searchsorted(self.sorted, value), len(self.sorted) - 1)
-            words = np.flatnonzero(self.sorted[at] == value)
-            scaled, pairs = np.divmod(self.order[at[words]], self.pairs)
+            rank = np.minimum(np.searchsorted(self.sorted, value), len(self.sorted) - 1)
+            words = np.flatnonzero(self.sorted[rank] == value)
+            scaled, pairs = np.divmod(self.order[rank[words]], self.pairs)
             place = Place(self.values, words, pairs, scaled == 1)
         elif (earlier := self.known.get(self.values)) is not None:
             agrees = value[earlier.words] == self.table[earlier.pairs + self.pairs * earlier.scaled]
@@ -254,7 +254,7 @@ class _Alice(_Watched):
         self.phase, self.message = phase, []
 
     def loading(self, words: np.ndarray) -> None:
-        begin, end = (max(0, at - self.reads) for at in (self.phase.begin, self.phase.end))
+        begin, end = (max(0, step - self.reads) for step in (self.phase.begin, self.phase.end))
         if begins_within(self.phase, self.reads, len(words)):
             self.message += [tile.reshape(-1).copy() for tile in self.tiles.values()] + [words[:begin].copy()]
         self.message.append(words[begin:end].copy())
@@ -271,7 +271,7 @@ class _Bob(_Watched):
         self.read_off, self.used, self.within = [], 0, not phase.begin
 
     def loading(self, words: np.ndarray) -> None:
-        begin, end = (max(0, at - self.reads) for at in (self.phase.begin, self.phase.end))
+        begin, end = (max(0, step - self.reads) for step in (self.phase.begin, self.phase.end))
         if self.reads >= self.phase.end:
             raise _PhaseOver
         if begins_within(self.phase, self.reads, len(words)):

@@ -200,17 +200,17 @@ def nest(problem: AnyProblem, best: Sequence[Best], step: int) -> list[tuple[Bes
     """
     nested: list[tuple[Best, Any]] = []
     inner: dict[str, int] = {}
-    for here, beyond in zip(best, (*best[1:], None), strict=True):
+    for level, outer in zip(best, (*best[1:], None), strict=True):
         options = {}  # (index of the choice, tiles) -> rank; in descending order of the share filled
-        for number, choice in enumerate(here.choices()):
-            for share in SHARES if beyond else SHARES[:1]:
+        for number, choice in enumerate(level.choices()):
+            for share in SHARES if outer else SHARES[:1]:
                 tiles, nests = _multiples(problem, choice, step, inner, share)
                 if tiles is not None and (number, tiles) not in options:
-                    further = _rank(problem, beyond, step, inner | tiles._asdict())
+                    further = _rank(problem, outer, step, inner | tiles._asdict())
                     rank = further[0] + (not nests), further[1] * _words(problem, choice, tiles)
                     options[number, tiles] = rank
         number, tiles = min(options, key=options.__getitem__) if options else (0, None)
-        nested.append((here.choices()[number], tiles))
+        nested.append((level.choices()[number], tiles))
         inner |= tiles._asdict() if tiles is not None else {}
     return nested
 

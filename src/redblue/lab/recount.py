@@ -48,8 +48,8 @@ class Recount:
 def _lines(schedule: str, tiles: Mapping[str, int], formula: str, words: int, source: str = PAPER) -> Recount:
     """Recount the words of an algorithm by running it at the small size. words: the value of `formula`."""
     result = run(schedule, SMALL, words=None if tiles else LARGE_CACHE, tiles=tiles or None)
-    what = "forward, n = 32, d = 4"
-    return Recount(what, schedule, tiles, formula, words, result.words, "words", source)
+    label = "forward, n = 32, d = 4"
+    return Recount(label, schedule, tiles, formula, words, result.words, "words", source)
 
 
 def _traffic(
@@ -67,8 +67,8 @@ def _traffic(
         parts[direction] = counted.words * problem.bytes_per_word / 1e9
     if passes:
         parts[PASSES] = passes * layer.streams * layer.n_q * layer.n_k * layer.bytes_per_word / 1e9
-    what, source = "GPT-2 medium, one layer, forward + backward", f"{PAPER}, Figure 2{version}"
-    return Recount(what, schedule, tiles, formula, printed, sum(parts.values()), "GB", source, parts)
+    label, source = "GPT-2 medium, one layer, forward + backward", f"{PAPER}, Figure 2{version}"
+    return Recount(label, schedule, tiles, formula, printed, sum(parts.values()), "GB", source, parts)
 
 
 def recount() -> list[Recount]:

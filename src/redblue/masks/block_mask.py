@@ -84,11 +84,11 @@ def _plane(
     if not len(rows):
         return blocks
     # A partial block in which every pair attends is a full one
-    at = rows // bq * full.shape[1] + keys // bk
+    block_of_pair = rows // bq * full.shape[1] + keys // bk
     heights, widths = (np.minimum(edge, n - np.arange(0, n, edge)) for edge, n in zip(block, sizes, strict=True))
-    complete = np.bincount(at, minlength=full.size).reshape(full.shape) == np.multiply.outer(heights, widths)
+    complete = np.bincount(block_of_pair, minlength=full.size).reshape(full.shape) == np.multiply.outer(heights, widths)
     if complete.any():
-        blocks, rest = blocks.with_layout(full | complete), ~complete.ravel()[at]
+        blocks, rest = blocks.with_layout(full | complete), ~complete.ravel()[block_of_pair]
         rows, keys = rows[rest], keys[rest]
         if not len(rows):
             return blocks

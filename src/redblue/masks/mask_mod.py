@@ -42,9 +42,9 @@ def _stacked(values: list[Any], device: torch.device) -> Tensor:
 def _gathered(array: Tensor, index: tuple[Any, ...], dim: int) -> Tensor:
     """Return array[index]. Tensors in the index hold whole numbers and have at most `dim` axes."""
     if any(i is Ellipsis for i in index):
-        at = next(n for n, i in enumerate(index) if i is Ellipsis)
+        axis = next(n for n, i in enumerate(index) if i is Ellipsis)
         used = sum(i is not None and i is not Ellipsis for i in index)
-        index = (*index[:at], *[slice(None)] * (array.dim() - used), *index[at + 1 :])
+        index = (*index[:axis], *[slice(None)] * (array.dim() - used), *index[axis + 1 :])
     others: list[Any] = []  # the index without its tensors
     places: list[Tensor | None] = []  # for each axis of array[others], its tensor
     for i in index:

@@ -27,10 +27,13 @@ class Amount:
         """The value of the other amount. Raises RedblueError if the two differ in unit or boundary."""
         if not isinstance(other, Amount):
             raise RedblueError(f"{self.unit} at {self.boundary} can only be compared with an Amount, got {other!r}")
-        for what, own, others in (("unit", self.unit, other.unit), ("boundary", self.boundary, other.boundary)):
+        for kind, own, others in (
+            ("unit", self.unit, other.unit),
+            ("boundary", self.boundary, other.boundary),
+        ):
             if own != others:
                 raise RedblueError(
-                    f"{self} and {other} cannot be compared: the {what} of one is {own}, of the other {others}; "
+                    f"{self} and {other} cannot be compared: the {kind} of one is {own}, of the other {others}; "
                     f"measure both at one boundary and in one unit"
                 )
         return other.value
@@ -38,7 +41,7 @@ class Amount:
     def __truediv__(self, other: Amount) -> float:
         value = self._comparable(other)
         if not value:
-            raise RedblueError(f"{self} over nothing ({other}) is no number")
+            raise RedblueError(f"cannot divide {self} by {other}: the divisor must not be 0")
         return self.value / value
 
     def __add__(self, other: Amount) -> Amount:
@@ -119,9 +122,11 @@ class Measurement:
         """The lower bound as an Amount. Raises RedblueError if it is not known."""
         return self._amount("bound", self.bound_words)
 
-    def _amount(self, what: str, words: int | None) -> Amount:
+    def _amount(self, kind: str, words: int | None) -> Amount:
         if words is None:
-            raise RedblueError(f"nothing is {what} for {self.kernel}: give the problem that it solves, and a schedule")
+            raise RedblueError(
+                f"the {kind} words of {self.kernel} are not known: measure the problem that it solves with a schedule"
+            )
         return Amount(words, self.unit, self.boundary)
 
     @property

@@ -81,7 +81,8 @@ def measure(
     tiles: the schedule's edges by name; None for tiles that suit a fast memory of plan_words words (None: `words`).
     line_bytes, ways (None: fully associative): the lines of cachegrind's cache, and its associativity.
     inner: for cachegrind, a cache nearer to the core, which serves every access first.
-    Raises RedblueError; if the meter cannot work here, with the remedy.
+    Raises UnknownName for another meter or schedule, TooFewWords if no tiles fit, and RedblueError in these cases: the
+    meter cannot work here (with the remedy); no kernel follows the schedule; the arguments do not fit the meter.
     """
     for name, value in (("words", words), ("plan_words", plan_words)):
         if value is not None:
@@ -103,15 +104,15 @@ def _check_fits(problem: Problem, meter: Meter) -> None:
     """Raise RedblueError if the arrays of the problem do not fit this machine; announce a long measurement."""
     p, forward = problem, problem.direction == "forward"
     words = (1 if forward else 2) * p.batch * (p.d + p.d_v) * (p.heads * p.n_q + p.kv_heads * p.n_k)
-    what = f"measuring {p.n_q:,} queries and {p.n_k:,} keys with {meter.name}"
-    check_fits(what, words * p.bytes_per_word)
+    task = f"measuring {p.n_q:,} queries and {p.n_k:,} keys with {meter.name}"
+    check_fits(task, words * p.bytes_per_word)
     pairs = p.n_q * p.n_k if p.mask.lead else p.mask.on(p.n_q, p.n_k).nnz
     flops = (2 if forward else 5) * p.batch * p.heads * pairs * (p.d + p.d_v)
-    check_fits(what, words * p.bytes_per_word, flops / meter.flops_per_second)
+    check_fits(task, words * p.bytes_per_word, flops / meter.flops_per_second)
 
 
 def choose(using: str, boundary: str | None = None) -> Meter:
-    """Choose the meter of a name, or for "auto" the first that works here. Raises RedblueError if it cannot work."""
+    """Choose the meter of a name, or for "auto" the first that works here. Raises RedblueError if none works."""
     if using == "auto":
         tried = REAL if boundary else tuple(METERS)
         reasons = {name: why_not(METERS[name]) for name in tried}

@@ -33,13 +33,13 @@ class Kept(NamedTuple):
 _kept: tuple[Kept, ...] = ()
 
 
-def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -> Result:
+def known(inputs: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -> Result:
     """The result of `make` for these tables and lengths, from the cache if `make` has run for equal ones.
 
     facts: everything else that the result depends on. Errors of `make` propagate.
     """
     arrays = []
-    for x in given:
+    for x in inputs:
         array = None if x is None else _given(x)
         if array is None and x is not None:
             return make()
@@ -48,7 +48,7 @@ def known(given: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -
     if kept and facts in kept.results:
         return kept.results[facts]
     result = make()
-    _keep(given, arrays, facts, result)
+    _keep(inputs, arrays, facts, result)
     return result
 
 
@@ -67,13 +67,13 @@ def _found(arrays: list[Given | None]) -> Kept | None:
     return None
 
 
-def _keep(given: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, result: Any) -> None:
+def _keep(inputs: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, result: Any) -> None:
     global _kept
     kept = _found(arrays)
     if kept is None:
         if sum(array[1] for array in arrays if array) > MAX_BYTES:
             return
-        copies = tuple(array and _copied(array, x) for array, x in zip(arrays, given, strict=True))
+        copies = tuple(array and _copied(array, x) for array, x in zip(arrays, inputs, strict=True))
         kept = Kept(copies, {})
         _kept = (kept, *_kept[: MOST - 1])
     if len(kept.results) >= MAX_RESULTS:

@@ -51,15 +51,15 @@ def attention_paged(
     Source: keys in pages are PagedAttention, Kwon et al., SOSP 2023 (arXiv 2309.06180).
     """
     check_flag("return_lse", return_lse)
-    given = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
+    tensors = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
     record = options_of("attention_paged", options, PagedArguments)
     if api.is_torch(q):
         from redblue.op.pytorch import paged_ops
 
         if paged_ops.observed(q, k_pages, v_pages):
-            out, lse = paged_ops.attention_paged(*given, record)
+            out, lse = paged_ops.attention_paged(*tensors, record)
             return (out, lse) if return_lse else out
-    out, lse = paged_direct.computed(*given, record, return_lse)
+    out, lse = paged_direct.computed(*tensors, record, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -102,8 +102,8 @@ def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
 def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
     """The arrays of two parts. Raises RedblueError, naming the argument, unless they fit each other."""
     if len({api.is_torch(x) for x in arrays.values()}) > 1:
-        given = ", ".join(type(x).__name__ for x in arrays.values())
-        raise RedblueError(f"out_a, lse_a, out_b and lse_b must be PyTorch tensors, or all arrays, got {given}")
+        types = ", ".join(type(x).__name__ for x in arrays.values())
+        raise RedblueError(f"out_a, lse_a, out_b and lse_b must be PyTorch tensors, or all arrays, got {types}")
     arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
     out_a, lse_a, out_b, lse_b = arrays.values()
     if tuple(out_a.shape) != tuple(out_b.shape) or out_a.dtype != out_b.dtype or not len(out_a.shape):

@@ -105,8 +105,8 @@ def _target(pages: np.ndarray, rows: np.ndarray, flat: int, new: Any, cache: Any
         return _Target(packed, is_packed, None)
     strides = [tuple(x.stride()) if api.is_torch(x) else element_strides(x) for x in (view, cache)]
     heads, width = packed[1:]
-    at = pages.ctypes.data, rows.ctypes.data
-    copy = _core.RowCopy(*at, flat, heads, width, cache.itemsize, strides[0], strides[1])
+    pointers = pages.ctypes.data, rows.ctypes.data
+    copy = _core.RowCopy(*pointers, flat, heads, width, cache.itemsize, strides[0], strides[1])
     return _Target(packed, is_packed, copy)
 
 

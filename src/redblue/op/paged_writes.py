@@ -126,10 +126,10 @@ def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
     within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
     low, extent = x.ctypes.data + sum(min(0, each) for each in within), sum(map(abs, within)) + x.itemsize
     if extent > x.strides[0]:
-        found = np.unique(table)
+        pages = np.unique(table)
     else:
-        found = np.unique((np.concatenate([places.begin, places.begin + places.size - 1]) - low) // x.strides[0])
-    return found[(found >= 0) & (found < len(x))]
+        pages = np.unique((np.concatenate([places.begin, places.begin + places.size - 1]) - low) // x.strides[0])
+    return pages[(pages >= 0) & (pages < len(x))]
 
 
 def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
@@ -144,13 +144,13 @@ def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
 def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
     """New keys and values, copied if they may lie in a cache, where writing could change them before they are read."""
     spans = [span_of(cache) for cache in caches]
-    found = []
+    separate = []
     for x in new:
         own = span_of(x)
         if meet(own, spans[0]) or meet(own, spans[1]):
             x = x.clone() if api.is_torch(x) else x.copy()
-        found.append(x)
-    return found
+        separate.append(x)
+    return separate
 
 
 def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> None:

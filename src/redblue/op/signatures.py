@@ -39,11 +39,11 @@ def documented(arguments: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def options_of(function: str, given: Any, arguments: Any = Arguments) -> Options:
+def options_of(function: str, options: Any, arguments: Any = Arguments) -> Options:
     """The record of the keyword arguments `given`. Raises TypeError, as Python does, for one not among `arguments`."""
-    if not given:
+    if not options:
         return _DEFAULTS
-    if not given.keys() <= arguments.__optional_keys__:
-        unknown = next(name for name in given if name not in arguments.__optional_keys__)
+    if not options.keys() <= arguments.__optional_keys__:
+        unknown = next(name for name in options if name not in arguments.__optional_keys__)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
-    return Options(**given)
+    return Options(**options)

@@ -106,8 +106,8 @@ def packed_calls(
     calls = []
     for i, (first, end) in enumerate(groups):
         own: dict[str, Any] = dict(options)
-        one = end - first == 1
-        own["mask"] = mask if one else documents(lengths[first:end], key_lengths[first:end], mask)
+        single = end - first == 1
+        own["mask"] = mask if single else documents(lengths[first:end], key_lengths[first:end], mask)
         if own_slopes is not None:
             own["alibi"] = own_slopes[first]
         if i and isinstance(seed, (int, np.integer)):  # the call refuses any other seed

@@ -76,9 +76,9 @@ def _walk(
     for j in blocks(live, cols):
         cells = _cells_of(m, problem, part.node.members[0], j, cache.table, entries)
         s, held = m.zeros("s", len(i), len(j)), []
-        for run, at in cells:
+        for run, columns in cells:
             k_j = m.load(cache.k[run])
-            s[:, at] = q_i @ k_j.T * scale
+            s[:, columns] = q_i @ k_j.T * scale
             if problem.v_in_k:
                 held.append(k_j)
             else:
@@ -86,9 +86,9 @@ def _walk(
         if part.band is not None and not m.holds(part.band, rows, j):
             s[...] = m.where(part.band, rows, j, s, -np.inf)
         online_softmax(m, s, out_i, row_max, row_sum)
-        for run, at in cells:
+        for run, columns in cells:
             v_j = held.pop(0) if problem.v_in_k else m.load(cache.v[run])
-            out_i += s[:, at] @ v_j[:, : problem.d_v]
+            out_i += s[:, columns] @ v_j[:, : problem.d_v]
             m.free(v_j)
         m.free(s)
     m.free(q_i, *entries.values())

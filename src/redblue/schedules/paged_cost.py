@@ -128,16 +128,16 @@ def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | 
     Under a mask, shorter blocks of rows are tried, too. Keys are not cut into pieces, which would only move more words,
     and stream by in the smallest tiles, which leave the most words for rows.
     """
-    cols, found = min(multiple["cols"], max(1, p.n_k)), []
+    cols, options = min(multiple["cols"], max(1, p.n_k)), []
     for shared, nodes in _ways_to_share(p):
         tiles = Tiles(1, cols, max(1, p.n_k), shared, max(1, p.n_q))
         parts = parts_of(p, tiles, nodes)
         fitting = _fitting_rows(p, tiles, parts, words, multiple["rows"])
         if len(fitting):
-            found.append((*_rated(p, tiles._replace(rows=int(fitting[-1])), parts), parts, fitting))
-    if not found:
+            options.append((*_rated(p, tiles._replace(rows=int(fitting[-1])), parts), parts, fitting))
+    if not options:
         return None
-    *_, best, parts, fitting = min(found, key=lambda option: option[:2])
+    *_, best, parts, fitting = min(options, key=lambda option: option[:2])
     if p.mask.is_full or max(p.queries) <= 1:  # all rows of a sequence attend the same keys
         return best
     tried = (_rated(p, best._replace(rows=rows), parts) for rows in spread(fitting, ROWS_TRIED).tolist())

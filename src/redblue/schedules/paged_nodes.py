@@ -60,20 +60,20 @@ def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages:
 
     # Sequences that share a run are neighbours in this order.
     members.sort(key=lambda b: tuple(table[b][: limits[b]]))
-    # (members, begin, at): the members share their pages before `at`; pages from `begin` on are in no node yet.
+    # (members, begin, place): the members share their pages before `place`; pages from `begin` on are in no node yet.
     pending = [(members, 0, 0)]
     while pending:
-        members, begin, at = pending.pop()
-        groups = _split(members, at, limits, table)
+        members, begin, place = pending.pop()
+        groups = _split(members, place, limits, table)
         if len(groups) > 1:
-            pending.extend((group, begin, at) for group in reversed(groups))
+            pending.extend((group, begin, place) for group in reversed(groups))
             continue
         if len(members) < 2:
             for b in members:
                 rest(b, begin)
             continue
-        # Members are in order: all share the pages that the first and the last share, and page `at` is one of them.
-        stop, most = at + 1, min(limits[b] for b in members)
+        # Members are in order: all share the pages that the first and the last share, and page `place` is one of them.
+        stop, most = place + 1, min(limits[b] for b in members)
         first, last = table[members[0]], table[members[-1]]
         while stop < most and first[stop] == last[stop]:
             stop += 1
@@ -84,12 +84,12 @@ def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages:
     return tuple(nodes)
 
 
-def _split(members: list[int], at: int, limits: list[int], table: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Divide sequences, which are in order, by their page at place `at`. A sequence that ends before it is alone."""
+def _split(members: list[int], place: int, limits: list[int], table: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Divide sequences, which are in order, by their page at `place`. A sequence that ends before it is alone."""
     groups: list[list[int]] = []
     for b in members:
         before = groups[-1][-1] if groups else None
-        if before is not None and min(limits[b], limits[before]) > at and table[b][at] == table[before][at]:
+        if before is not None and min(limits[b], limits[before]) > place and table[b][place] == table[before][place]:
             groups[-1].append(b)
         else:
             groups.append([b])

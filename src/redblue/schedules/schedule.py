@@ -231,9 +231,11 @@ class Schedule:
     def cost(self, problem: AnyProblem, tiles: Any) -> Cost:
         """Return the closed-form cost of the whole problem, with its streams run one after another."""
         self._check(problem, tiles)
-        one = self.direction(problem).cost(problem.one_stream(), tiles)
+        stream_cost = self.direction(problem).cost(problem.one_stream(), tiles)
         s = problem.streams
-        return Cost(s * int(one.reads), s * int(one.writes), int(one.peak), s * int(one.flops))
+        return Cost(
+            s * int(stream_cost.reads), s * int(stream_cost.writes), int(stream_cost.peak), s * int(stream_cost.flops)
+        )
 
     def words(self, problem: AnyProblem, tiles: Any) -> int:
         """Return the closed-form words moved, reads plus writes."""
@@ -256,10 +258,10 @@ def _searchable(stream: AnyProblem) -> AnyProblem:
     longest = min(MAX_AXIS, math.isqrt(MAX_PRODUCT // d), MAX_PRODUCT // (d * stream.d))
     if longest < MIN_SHORTENED or not isinstance(stream.mask.rule, Window):
         raise RedblueError(
-            f"n_q (times query heads per key head) = {n_q:,}, n_k = {n_k:,}, d = {stream.d:,}, d_v = {stream.d_v:,}: "
-            f"the tile search takes axes of at most {MAX_AXIS:,}, and n_q x n_k x d (and for gradient_x n x d x d) of "
-            f"at most {MAX_PRODUCT:,}; only sequences under full, causal and sliding-window masks may be longer. "
-            "Give the tiles instead"
+            f"n_q (times query heads per key head) = {n_q:,}, n_k = {n_k:,}, d = {stream.d:,}, d_v = {stream.d_v:,} "
+            f"are too large for the tile search. Axes must be at most {MAX_AXIS:,}, and n_q x n_k x d (for gradient_x "
+            f"also n x d x d) at most {MAX_PRODUCT:,}; n_q and n_k may be larger under full, causal and sliding-window "
+            "masks. Give the tiles instead"
         )
     group = stream.mask.group
     return replace(stream, n_q=min(n_q, longest // group * group), n_k=min(n_k, longest))

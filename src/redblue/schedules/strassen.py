@@ -87,28 +87,28 @@ def _sums(m: Machine, width: int, parts: tuple[Slow, ...], steps: Sequence[tuple
 
 def _join(m: Machine, width: int, products: list[Slow], result: tuple[Slow, Slow, Slow, Slow]) -> None:
     """Add the seven products up to the four blocks of the result, each word read once."""
-    one, two, three, four, five, six, seven = products
+    first, second, third, fourth, fifth, sixth, seventh = products
     c11, c12, c21, c22 = result
-    for place in _pieces(one, width):
-        total, other = m.load(one[place]), m.load(two[place])
+    for place in _pieces(first, width):
+        total, other = m.load(first[place]), m.load(second[place])
         other += total
         m.store(c11[place], other)
         m.free(other)
-        other = m.load(six[place])
+        other = m.load(sixth[place])
         total += other  # P1 + P6
         m.free(other)
-        both, other = m.load(seven[place]), m.load(four[place])
+        both, other = m.load(seventh[place]), m.load(fourth[place])
         both += total  # P1 + P6 + P7
         other[...] = both - other
         m.store(c21[place], other)
         m.free(other)
-        other = m.load(five[place])
+        other = m.load(fifth[place])
         both += other
         m.store(c22[place], both)
         m.free(both)
         total += other
         m.free(other)
-        other = m.load(three[place])
+        other = m.load(third[place])
         total += other
         m.store(c12[place], total)
         m.free(total, other)

@@ -179,10 +179,10 @@ class Cache:
         """Write k and v after the filled positions of their entries."""
         positions = filled[:, None] + np.arange(k.shape[1])
         if self.pages is not None:
-            at = self.pages.places(np.arange(self.batch)[:, None], positions, k.device)
+            places = self.pages.places(np.arange(self.batch)[:, None], positions, k.device)
         else:
-            at = torch.from_numpy(self.rows[:, None]).to(k.device), torch.from_numpy(positions).to(k.device)
-        self.k[at], self.v[at] = k, v
+            places = torch.from_numpy(self.rows[:, None]).to(k.device), torch.from_numpy(positions).to(k.device)
+        self.k[places], self.v[places] = k, v
 
     def attention(self, q: Tensor, ends: np.ndarray, options: Any) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of each entry's queries on its keys: one call, unless there is padding."""
@@ -210,8 +210,8 @@ class Cache:
     def _entry(self, b: int, q: Tensor, positions: slice, options: Any) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of batch entry b. q: (1, H, n_q, d)."""
         if self.pages is not None:
-            at = np.arange(positions.start, positions.stop)
-            k, v = (self.pages.rows(x, np.full(len(at), b), at) for x in (self.k, self.v))
+            places = np.arange(positions.start, positions.stop)
+            k, v = (self.pages.rows(x, np.full(len(places), b), places) for x in (self.k, self.v))
         else:
             k, v = (x[self.rows[b], positions] for x in (self.k, self.v))
         slopes = options["alibi"]

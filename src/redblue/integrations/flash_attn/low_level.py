@@ -179,12 +179,12 @@ def _flash_attn_varlen_backward(
             target[rows:].zero_()
     for call in sequences.calls(options):
         rows = call.queries, call.queries, call.keys, call.keys, call.queries
-        tensors = [x[at].transpose(0, 1)[None] for x, at in zip((dout, q, k, v, out), rows, strict=True)]
+        tensors = [x[own].transpose(0, 1)[None] for x, own in zip((dout, q, k, v, out), rows, strict=True)]
         part, record = lse[None, :, call.queries], Options(**call.options)
         *gradients, row_sums = dispatch.attention_backward(*tensors, lse=part, options=record)
-        for target, gradient, at in zip(targets, gradients, (call.queries, call.keys, call.keys), strict=True):
+        for target, gradient, own in zip(targets, gradients, (call.queries, call.keys, call.keys), strict=True):
             if target is not None:
-                target[at].copy_(gradient[0].transpose(0, 1))
+                target[own].copy_(gradient[0].transpose(0, 1))
         delta[:, call.queries] = row_sums[0]
     return delta
 

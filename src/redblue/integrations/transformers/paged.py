@@ -125,13 +125,13 @@ def _check(cache: Any, attention_mask: Any, dropout: float, is_causal: bool | No
             f"cache must be transformers' PagedAttentionCache, got {type(cache).__name__}: this attention serves "
             'generate_batch only; set_attn_implementation("redblue") makes the model serve other calls again'
         )
-    for name, given, required in (
+    for name, value, required in (
         ("attention_mask", attention_mask, None),
         ("dropout", dropout, 0),
         ("is_causal", is_causal, True),
     ):
-        if given is not None and (isinstance(given, Tensor) or given != required):
-            shown = type(given).__name__ if isinstance(given, Tensor) else given
+        if value is not None and (isinstance(value, Tensor) or value != required):
+            shown = type(value).__name__ if isinstance(value, Tensor) else value
             raise RedblueError(f"{name} must be {required} in continuous batching, got {shown}: use paged|eager")
 
 
@@ -172,21 +172,21 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
         count = min(int(queries[b]), layer.window - 1)  # the queries that attend old keys
         if not len(old) or not count:
             continue
-        at = slice(first, first + count)
+        own = slice(first, first + count)
         # Bottom-right alignment puts the last of these queries at the last old key, `count` tokens too early
         mask = Mask.sliding_window(layer.window - 1 - count, None, align="bottom-right")
         places = old[None], [len(old)], [0, count]
-        part = attention_paged(q[at], k_pages, v_pages, *places, mask=mask, return_lse=True, **options)
-        out[at] = merge_attention(out[at], lse[:, at].T, *part)[0]
+        part = attention_paged(q[own], k_pages, v_pages, *places, mask=mask, return_lse=True, **options)
+        out[own] = merge_attention(out[own], lse[:, own].T, *part)[0]
     return out
 
 
 def _with_one_new_token(layer: Layer, several: Tensor | None) -> Tensor:
     """The outputs of all sequences: `several` for sequences with several new tokens; for the others, from the rings."""
     step, queries = layer.step, layer.step.queries
-    one = queries == 1
-    rows = _rows(step, one)
-    q, lengths = layer.q[rows].unsqueeze(1), step.past[one] + 1
+    has_one = queries == 1
+    rows = _rows(step, has_one)
+    q, lengths = layer.q[rows].unsqueeze(1), step.past[has_one] + 1
     single = attention_paged(q, layer.k_pages, layer.v_pages, step.table, lengths, **layer.options).squeeze(1)
     if several is None:
         return single

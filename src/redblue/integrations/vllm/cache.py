@@ -41,6 +41,6 @@ def write(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     if not bool(real.all()):
         key, value, slots = key[real], value[real], slots[real]
     rows = k_pages.shape[1]
-    at = slots // rows, slots % rows
-    k_pages[at] = key
-    v_pages[at] = value
+    places = slots // rows, slots % rows
+    k_pages[places] = key
+    v_pages[places] = value

@@ -58,12 +58,12 @@ def add_bias_gradient(task: Task, precision: str = "ieee") -> None:
     """Add the gradient to task.dbias, which has strides of 0 where the bias is broadcast."""
     dbias, edge = task.dbias, EDGE
     assert dbias is not None
-    own, at = _own(dbias), dbias.stride()
+    own, strides = _own(dbias), dbias.stride()
     n_q, n_k = dbias.shape[-2:]
     if not dbias.numel():
         return
     row_tiles, col_tiles = ceil_div(n_q, edge), ceil_div(n_k, edge)
-    row_shared, col_shared = at[-2] == 0, at[-1] == 0
+    row_shared, col_shared = strides[-2] == 0, strides[-1] == 0
     row_parts = min(row_tiles, SHARES) if row_shared else row_tiles
     col_parts = min(col_tiles, SHARES) if col_shared else col_tiles
     target = own
@@ -135,10 +135,10 @@ def tile_grid(lists: Lists, row_tiles: int, col_tiles: int) -> Tensor:
         (lists.full_starts, lists.full, None),
         (lists.partial_starts, lists.partial, torch.arange(len(lists.partial), device=grid.device, dtype=grid.dtype)),
     ):
-        at = torch.repeat_interleave(
+        block_of_tile = torch.repeat_interleave(
             block, starts.diff(), output_size=len(tiles)
         )  # without the size it waits for the device
-        grid[at, tiles] = grid.new_full((), -1) if numbers is None else numbers
+        grid[block_of_tile, tiles] = grid.new_full((), -1) if numbers is None else numbers
     return grid.view(blocks // row_tiles, row_tiles, col_tiles)
 
 
@@ -195,22 +195,22 @@ def bias_gradient(
                         Constants(GROUP, D, D_V, D_SLICE, V_SLICE, WIDE, PRECISION)
                     )  # fmt: skip
 
-    at = start(dbias, own_batch, own_head)
+    p_head = start(dbias, own_batch, own_head)
     i_row, i_key = row_part * EDGE + tl.arange(0, EDGE), col_part * EDGE + tl.arange(0, EDGE)
     m_row, m_key = i_row < n_q, i_key < n_k
     row_offsets, col_offsets = i_row.to(tl.int64) * dbias.row, i_key.to(tl.int64) * dbias.col
     row_at, col_at = wide(row_part) * dbias.row, wide(col_part) * dbias.col
     if ROW_SHARED and COL_SHARED:
-        p_own = at + row_at + col_at
+        p_own = p_head + row_at + col_at
         tl.store(p_own, tl.load(p_own) + tl.sum(ds))
     elif ROW_SHARED:
-        p_own = at + row_at + col_offsets
+        p_own = p_head + row_at + col_offsets
         tl.store(p_own, tl.load(p_own, mask=m_key, other=0.0) + tl.sum(ds, 0), mask=m_key)
     elif COL_SHARED:
-        p_own = at + row_offsets + col_at
+        p_own = p_head + row_offsets + col_at
         tl.store(p_own, tl.load(p_own, mask=m_row, other=0.0) + tl.sum(ds, 1), mask=m_row)
     else:
-        p_own = at + row_offsets[:, None] + col_offsets[None, :]
+        p_own = p_head + row_offsets[:, None] + col_offsets[None, :]
         m_own = m_row[:, None] & m_key[None, :]
         tl.store(p_own, tl.load(p_own, mask=m_own, other=0.0) + ds, mask=m_own)
 

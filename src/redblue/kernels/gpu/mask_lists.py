@@ -198,10 +198,10 @@ def _plane(
     piece = np.repeat(in_partial, length)
     key = begin[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(length) - length, length)
     of, source = of_panel[run[piece]], runs[run[piece], 2]
-    at = np.where(source < 0, 0, source + key - runs[run[piece], 0])
+    word = np.where(source < 0, 0, source + key - runs[run[piece], 0])
     valid = below(np.minimum(panel, n_rows - of * panel))
     bits = low.bits if len(low.bits) else np.zeros(1, np.uint64)
-    words[place[entry[piece]], of % per_block, key % cols] = np.where(source < 0, valid, bits[at])
+    words[place[entry[piece]], of % per_block, key % cols] = np.where(source < 0, valid, bits[word])
 
     if by == "rows":
         lines = _transpose_bits(words, panel)

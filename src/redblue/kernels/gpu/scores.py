@@ -333,9 +333,9 @@ def keep_factors(scores, numbers, j, COLS: tl.constexpr, SUMS: tl.constexpr):
         kept = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (numbers.shape[0], COLS)) != 0
     else:  # adjacent keys of the call may belong to different groups of four in the whole problem
         places, i_key = scores.places, j + tl.arange(0, COLS)
-        at = tl.load(places.keys + i_key, mask=i_key < places.n_k, other=0)
-        a, b, c, d = _random_words(scores, _number_in_whole(places, counter), at >> 2)
-        nth = (at & 3)[None, :]
+        position = tl.load(places.keys + i_key, mask=i_key < places.n_k, other=0)
+        a, b, c, d = _random_words(scores, _number_in_whole(places, counter), position >> 2)
+        nth = (position & 3)[None, :]
         kept = tl.where(nth < 2, tl.where(nth == 0, a, b), tl.where(nth == 2, c, d)) >= least
     return tl.where(kept, number(scores.keep_scale, SUMS), 0.0)
 

@@ -25,10 +25,10 @@ from redblue.kernels.gpu.band import Span, Tiles, entries, list_of
 
 @triton.jit
 def visit(
-    ADD: tl.constexpr, borders, at, LEADING: tl.constexpr, TRAILING: tl.constexpr,
+    ADD: tl.constexpr, borders, i_list, LEADING: tl.constexpr, TRAILING: tl.constexpr,
     state, operands, block, m_block, scores, lists, c
 ):  # fmt: skip
-    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" tiles of a band, or list `at`.
+    """The state after all tiles of c.LENGTH keys (or rows): "whole" and "masked" tiles of a band, or list `i_list`.
 
     borders: low, high, full_low, full_high, from key_range or row_range. LEADING, TRAILING: whether the band may have
     masked tiles before, and after, the whole tiles.
@@ -43,7 +43,7 @@ def visit(
             tiles = Span(tl.maximum(full_low, full_high), high, low, high)
             state = ADD(tiles, "masked", state, operands, block, m_block, scores, lists, c)
     else:
-        state = visit_list(ADD, at, (0, 1), 1, state, operands, block, m_block, scores, lists, c)
+        state = visit_list(ADD, i_list, (0, 1), 1, state, operands, block, m_block, scores, lists, c)
     return state
 
 
@@ -58,18 +58,20 @@ def visit_band_or_list(
     if lists is None:
         state = ADD(band, "band", state, operands, block, m_block, scores, lists, c)
     else:
-        at = list_of(lists, block.batch, block.head, block.index, block.blocks)
-        state = visit_list(ADD, at, share, SLICES, state, operands, block, m_block, scores, lists, c)
+        i_list = list_of(lists, block.batch, block.head, block.index, block.blocks)
+        state = visit_list(ADD, i_list, share, SLICES, state, operands, block, m_block, scores, lists, c)
     return state
 
 
 @triton.jit
-def visit_list(ADD: tl.constexpr, at, share, SLICES: tl.constexpr, state, operands, block, m_block, scores, lists, c):
-    """The state after a share (index, number of shares) of list `at`, whose tiles are cut into SLICES slices each."""
+def visit_list(
+    ADD: tl.constexpr, i_list, share, SLICES: tl.constexpr, state, operands, block, m_block, scores, lists, c
+):
+    """The state after a share (index, number of shares) of list `i_list`; each tile is cut into SLICES slices."""
     i_share, shares = share
-    begin, stop = entries(lists.full_starts + at, i_share, shares)
+    begin, stop = entries(lists.full_starts + i_list, i_share, shares)
     tiles = Tiles(begin * SLICES, stop * SLICES)
     state = ADD(tiles, "full", state, operands, block, m_block, scores, lists, c)
-    begin, stop = entries(lists.partial_starts + at, i_share, shares)
+    begin, stop = entries(lists.partial_starts + i_list, i_share, shares)
     tiles = Tiles(begin * SLICES, stop * SLICES)
     return ADD(tiles, "partial", state, operands, block, m_block, scores, lists, c)

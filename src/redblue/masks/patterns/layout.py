@@ -110,8 +110,8 @@ class Layout:
         # Edges of one octave share most of their intervals of blocks, which keeps the tables small.
         octaves = 64 * np.frexp(r)[1] + np.frexp(c)[1] * (self.rule.layout.size > LARGE_LAYOUT)
         for octave in np.unique(octaves):
-            here = np.flatnonzero(octaves == octave)
-            total[:, here] = self._sums(r[here], c[here]) if self.n_rows and self.n_cols else 0
+            tiles = np.flatnonzero(octaves == octave)
+            total[:, tiles] = self._sums(r[tiles], c[tiles]) if self.n_rows and self.n_cols else 0
         if not shape:
             return TileSums(*(int(x) for x in total[:, 0]))
         return TileSums(*(total if total.dtype == object else total.astype(np.int64)).reshape(4, *shape))

@@ -120,7 +120,7 @@ class Tiled:
             for bit in range(WORD_BITS):
                 ones = (words >> np.uint64(bit) & np.uint64(1)).astype(np.int64)
                 partial[panel_of_word[begins], bit] = np.add.reduceat(ones, begins)
-        edges = (np.bincount(at % width, lengths[panel], width) for at in (full[::2], full[1::2]))
+        edges = (np.bincount(borders % width, lengths[panel], width) for borders in (full[::2], full[1::2]))
         in_full_runs = np.cumsum(np.subtract(*edges))
         cols = in_full_runs + np.bincount(positions % width, popcount(words), width)
         return rows + partial.ravel()[: self.n_rows], np.rint(cols[:-1]).astype(np.int64)

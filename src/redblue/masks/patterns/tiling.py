@@ -71,8 +71,8 @@ def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
         return
     some = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)
     runs = len(pattern.outer(first[some], stop[some])) / 2 / SAMPLE * len(first)
-    what = f"listing a mask of n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} in {count_text(runs)} runs"
-    check_fits(what, RUN_BYTES * runs, RUN_SECONDS * runs)
+    task = f"listing a mask of n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} in {count_text(runs)} runs"
+    check_fits(task, RUN_BYTES * runs, RUN_SECONDS * runs)
 
 
 def too_many_words(pattern: Pattern) -> RedblueError:

@@ -129,16 +129,16 @@ def _hash_with(code: int, rule: Rule) -> int:
 
 def _equal(a: Rule, b: Rule) -> bool:
     """Compare two rules part by part."""
-    pending, seen = [(a, b)], set()
+    pending, compared = [(a, b)], set()
     while pending:
         a, b = pending.pop()
-        if a is b or (id(a), id(b)) in seen:
+        if a is b or (id(a), id(b)) in compared:
             continue
         if type(a) is not type(b) or hash(a) != hash(b) or len(a.parts) != len(b.parts):
             return False
         if not a.parts and a != b:
             return False
-        seen.add((id(a), id(b)))
+        compared.add((id(a), id(b)))
         pending += zip(a.parts, b.parts, strict=True)
     return True
 

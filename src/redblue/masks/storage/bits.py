@@ -31,7 +31,7 @@ class Bits:
         return {"bits": pack(side.dense(range(side.n_rows), range(side.n_cols)), bits)}
 
     def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        yield from (("bits", (rows, range(at, at + 1))) for at in range(arrays["bits"].shape[1]))
+        yield from (("bits", (rows, range(word, word + 1))) for word in range(arrays["bits"].shape[1]))
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         return unpack(loaded["bits"].reshape(-1, len(rows)).T, side.n_cols)
@@ -71,7 +71,7 @@ class NofM:
         return {"offsets": pack(offset_bits.reshape(side.n_rows, -1).astype(bool), bits)}
 
     def parts(self, side: Pairs, arrays: Arrays, rows: range) -> Iterator[Part]:
-        yield from (("offsets", (rows, range(at, at + 1))) for at in range(arrays["offsets"].shape[1]))
+        yield from (("offsets", (rows, range(group, group + 1))) for group in range(arrays["offsets"].shape[1]))
 
     def decode(self, side: Pairs, loaded: Arrays, rows: range) -> np.ndarray:
         groups = side.n_cols // self.m

@@ -104,8 +104,8 @@ class BitTiles:
     def _dense(self, side: Pairs, row: int, col: int) -> np.ndarray:
         """Return the pairs of one tile, padded to edge x edge."""
         rows, cols = (
-            range(at * self.edge, min((at + 1) * self.edge, length))
-            for at, length in ((row, side.n_rows), (col, side.n_cols))
+            range(place * self.edge, min((place + 1) * self.edge, length))
+            for place, length in ((row, side.n_rows), (col, side.n_cols))
         )
         return np.pad(side.dense(rows, cols), ((0, self.edge - len(rows)), (0, self.edge - len(cols))))
 
@@ -126,13 +126,15 @@ class BitTiles:
         cols, words, position = loaded["cols"], ceil_div(edge, 8 * loaded["bits"].itemsize), 0
         for r, tiles in enumerate(np.split(cols, (loaded["starts"] - loaded["starts"][0])[1:-1])):
             top, stop = max(rows.start, (first + r) * edge), min(rows.stop, (first + r + 1) * edge)
-            here = slice(top - rows.start, stop - rows.start)
+            local_rows = slice(top - rows.start, stop - rows.start)
             for entry in tiles.tolist():
                 span, count = slice(entry // 2 * edge, (entry // 2 + 1) * edge), (stop - top) * words
                 if entry % 2:
-                    attends[here, span] = True
+                    attends[local_rows, span] = True
                 else:
                     # `parts` loads a tile's words by columns of words.
-                    attends[here, span] = unpack(loaded["bits"][position : position + count].reshape(words, -1).T, edge)
+                    attends[local_rows, span] = unpack(
+                        loaded["bits"][position : position + count].reshape(words, -1).T, edge
+                    )
                     position += count
         return attends[:, : side.n_cols]

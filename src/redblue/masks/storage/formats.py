@@ -66,7 +66,7 @@ def entry_range(starts: np.ndarray, rows: range) -> tuple[int, int]:
 
 def split(name: str, start: int, stop: int, step: int) -> Iterator[Part]:
     """Yield entries start .. stop - 1 of a 1-D array as parts of at most `step` entries."""
-    yield from ((name, (range(at, min(at + step, stop)),)) for at in range(start, stop, max(1, step)))
+    yield from ((name, (range(first, min(first + step, stop)),)) for first in range(start, stop, max(1, step)))
 
 
 def pack(dense: np.ndarray, bits: int) -> np.ndarray:

@@ -29,8 +29,8 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     for name, value, length in (("queries", positions.queries, sizes.n_q), ("keys", positions.keys, sizes.n_k)):
         part = _tensor(name, value)
         if part.dim() != 1 or part.dtype not in _WHOLE:
-            given = f"shape {tuple(part.shape)} of {layouts.name_of(part.dtype)}"
-            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}, got {given}")
+            description = f"shape {tuple(part.shape)} of {layouts.name_of(part.dtype)}"
+            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}, got {description}")
         check_length(name, part.shape[0], length)
         parts.append(part.to(torch.int64))
     on_cpu = all(x.device.type == "cpu" for x in parts)

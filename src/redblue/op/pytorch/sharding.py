@@ -80,11 +80,11 @@ def backward_placements(
     options, bias_grad = Options.unflatten(flat[:-1]), flat[-1]
     rows = []
     for dim in (None, *_shardable(q, k, options)):
-        own, given = placement(dim), _options(options, dim, q.ndim)
-        dbias = given[_BIAS] if bias_grad and options.bias is not None else Replicate()
+        own, of_options = placement(dim), _options(options, dim, q.ndim)
+        dbias = of_options[_BIAS] if bias_grad and options.bias is not None else Replicate()
         if bias_grad and dim is not None and dbias == Replicate():
             dbias = Partial()
-        rows.append(([own, own, own, dbias, own], [own, None if dlse is None else own, *[own] * 5, *given, None]))
+        rows.append(([own, own, own, dbias, own], [own, None if dlse is None else own, *[own] * 5, *of_options, None]))
     return rows
 
 

@@ -195,12 +195,16 @@ def tables(rows: list[Row]) -> list[Table]:
             str(d),
             str(degree),
             f"{rank(d, degree):,}",
-            str(len(found)),
-            *(f"{value:,.0f}" for value in (min(found), median(found), max(found))),
+            str(len(boundaries)),
+            *(f"{value:,.0f}" for value in (min(boundaries), median(boundaries), max(boundaries))),
         )
         for d in HEAD_DIMENSIONS
         for degree in PAID
-        if (found := [row["length"] for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]])
+        if (
+            boundaries := [
+                row["length"] for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]
+            ]
+        )
     ]
     return [
         Table(f"The error of the output for d = {D}, relative to max |V|", columns, first),
@@ -217,11 +221,11 @@ def findings(rows: list[Row]) -> list[str]:
     lengths, lines = split(rows)[1], []
     for d, degree in ((64, 2), (64, 4)):
         same = [row for row in lengths if (row["d"], row["degree"]) == (d, degree) and row["length"]]
-        found = [row["length"] / row["rank"] for row in same]
+        boundaries = [row["length"] / row["rank"] for row in same]
         lines.append(
             f"With d = {d} and degree {degree}, r = {rank(d, degree):,} features replace the keys. The features move "
-            f"fewer words than exact attention if the sequence has at least {median(found):.2f} r tokens (median of "
-            f"{len(found)} boundaries; {min(found):.2f} r to {max(found):.2f} r)."
+            f"fewer words than exact attention if the sequence has at least {median(boundaries):.2f} r tokens (median "
+            f"of {len(boundaries)} boundaries; {min(boundaries):.2f} r to {max(boundaries):.2f} r)."
         )
     reached = needed(rows, TOLERANCES[1])
     for name in ("uniform, entries up to 1/2", "Gaussian", "transformer, trained"):

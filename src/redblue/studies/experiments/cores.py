@@ -46,12 +46,12 @@ def directions(case: str) -> tuple[str, ...]:
 
 
 def points(quick: bool) -> list[Point]:
-    here = usable_cpus() if hasattr(os, "sched_setaffinity") else 1  # else no call can be confined to one CPU
+    cpus = usable_cpus() if hasattr(os, "sched_setaffinity") else 1  # else no call can be confined to one CPU
     return [
         {"case": case, "direction": direction, "kind": kind, "cores": cores}
         for case in CASES
         for direction in directions(case)
-        for kind, all_cores in ((SIMULATED, CORES), (MEASURED, (here,) if here > 1 else ()))
+        for kind, all_cores in ((SIMULATED, CORES), (MEASURED, (cpus,) if cpus > 1 else ()))
         for cores in all_cores
         if not quick or (kind == SIMULATED and cores <= 8 and CASES[case]["n_q"] <= 1024)
     ]
@@ -100,16 +100,16 @@ def blocks(problem: Problem, tasks: TaskList) -> list[list[Block]]:
             attended = np.minimum(high[panels], (piece + 1) * keys) - np.maximum(low[panels], piece * keys)
             work.append([Block(lanes * float(np.maximum(attended, 0).sum()))])
         return work
-    turns = np.zeros((problem.streams, len(starts)), int)
+    updates = np.zeros((problem.streams, len(starts)), int)
     work = []
     for stream, start, count in zip(tasks.stream, tasks.start, tasks.size, strict=True):
         attended = np.minimum(high, start + count) - np.maximum(low, start)
         panels = np.flatnonzero(attended > 0)
         pairs = lanes * attended[panels].astype(float)
-        arrays, before = stream * len(starts) + panels, turns[stream, panels]
+        arrays, before = stream * len(starts) + panels, updates[stream, panels]
         each = zip((1 - UPDATE) * pairs, arrays, before, UPDATE * pairs, strict=True)
         work.append([Block(*fields) for fields in each])
-        turns[stream, panels] += 1
+        updates[stream, panels] += 1
     return work
 
 
@@ -195,11 +195,11 @@ def tables(rows: list[Row]) -> list[Table]:
 
 
 def findings(rows: list[Row]) -> list[str]:
-    found = of(rows, SIMULATED)
-    most = max(row["cores"] for row in found)
-    at_most = [row for row in found if row["cores"] == most]
+    simulations = of(rows, SIMULATED)
+    most = max(row["cores"] for row in simulations)
+    at_most = [row for row in simulations if row["cores"] == most]
     worst = min(at_most, key=lambda row: row["used"])
-    waits = max(found, key=lambda row: row["waited"])
+    waits = max(simulations, key=lambda row: row["waited"])
     lines = [
         f"On {most} cores, the threads compute for {min(row['used'] for row in at_most):.0%} to "
         f"{max(row['used'] for row in at_most):.0%} of their time, depending on the call. The smallest share is that "
@@ -207,7 +207,7 @@ def findings(rows: list[Row]) -> list[str]:
         f"In backward calls, threads wait for at most {waits['waited']:.0%} of their time for another task's update of "
         f"dQ (`{waits['case']}`, {waits['cores']} cores).",
     ]
-    sockets = [row for row in found if row["sockets"] > 1]
+    sockets = [row for row in simulations if row["sockets"] > 1]
     if sockets:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(

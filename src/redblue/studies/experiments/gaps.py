@@ -81,9 +81,9 @@ def measure(point: Point) -> list[Row]:
         for level in plan(problem, machine).levels:
             gap, free = level.gap, (level.free_words or 0) / level.bound.words
             key = (level.schedule, round(gap or 0, 2), round(free, 2))
-            found = {"schedule": key[0], "gap": key[1], "free_gap": key[2], "plans": 0, "M": level.capacity_words}
+            first = {"schedule": key[0], "gap": key[1], "free_gap": key[2], "plans": 0, "M": level.capacity_words}
             named = {name: point[name] for name in ("problem", "direction")}
-            row = rows.setdefault(key, named | found | {"where": f"{machine.name}, {level.boundary}"})
+            row = rows.setdefault(key, named | first | {"where": f"{machine.name}, {level.boundary}"})
             row["plans"] += uses * copies
     for row in sorted(rows.values(), key=lambda row: row["gap"])[:-1]:
         del row["M"], row["where"]

@@ -115,9 +115,9 @@ def findings(rows: list[Row]) -> list[str]:
     sentences = []
     for d in dict.fromkeys(row["d"] for row in measured_rows(rows)):
         for boundary in BOUNDARIES:
-            here = [row for row in measured_rows(rows) if (row["d"], row["boundary"]) == (d, boundary)]
-            if here:
-                least = min(here, key=lambda row: row["bytes"])
+            crossing = [row for row in measured_rows(rows) if (row["d"], row["boundary"]) == (d, boundary)]
+            if crossing:
+                least = min(crossing, key=lambda row: row["bytes"])
                 sentences.append(
                     f"d = {d}, {boundary}: fewest bytes with `{least['schedule']}` at {least['kib']} KiB, "
                     f"{least['bytes']:,}."

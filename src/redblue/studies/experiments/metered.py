@@ -123,8 +123,11 @@ def dividing(rows: Sequence[Row], kind: str, d: int, small: str, large: str) -> 
     def words(name: str) -> dict[int, int]:
         return {row["M"]: row[f"{kind}_words"] for row in of(rows, kind, d=d, schedule=name, **more)}
 
-    one, other = words(small), words(large)
-    gains = [(at, math.log(other[at] / one[at])) for at in sorted(one.keys() & other.keys())]
+    small_words, large_words = words(small), words(large)
+    gains = [
+        (capacity, math.log(large_words[capacity] / small_words[capacity]))
+        for capacity in sorted(small_words.keys() & large_words.keys())
+    ]
     for (low, worse), (high, better) in reversed(list(pairwise(gains))):
         if worse > 0 >= better:
             return low * (high / low) ** (worse / (worse - better))

@@ -88,9 +88,9 @@ def best(rows: list[Row]) -> dict[tuple[int, str], Row]:
     """For each d and boundary, the row of the kernel that moves the fewest words."""
     fewest: dict[tuple[int, str], Row] = {}
     for row in measured_rows(rows):
-        at = row["d"], row["boundary"]
-        if at not in fewest or row["measured_words"] < fewest[at]["measured_words"]:
-            fewest[at] = row
+        key = row["d"], row["boundary"]
+        if key not in fewest or row["measured_words"] < fewest[key]["measured_words"]:
+            fewest[key] = row
     return fewest
 
 

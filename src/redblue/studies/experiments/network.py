@@ -34,14 +34,14 @@ COLOURS = {
 
 
 def points(quick: bool) -> list[Point]:
-    found = [
+    counted = [
         COMMON | panel | {"panel": name, "processes": processes}
         for name, panel in PANELS.items()
         for processes in PROCESSES
         if not quick or processes <= 8
     ]
     sizes = SIZES[:1] if quick else SIZES
-    return found + [
+    return counted + [
         COMMON | PANELS["one head"] | {"panel": "sizes", "processes": p, "n": n, "d": d} for n, d, p in sizes
     ]
 
@@ -169,13 +169,13 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] == "sizes"
     ]
-    found = [Table("Words that the busiest process sends or receives", columns, lines, 4)]
+    words_moved = [Table("Words that the busiest process sends or receives", columns, lines, 4)]
     columns = ("n", "d", "P", "schedule", "words", "words / bound", "M: most words held", "words / bound by phases")
-    return [*found, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else found
+    return [*words_moved, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else words_moved
 
 
 def findings(rows: list[Row]) -> list[str]:
-    found = []
+    sentences = []
     for panel in PANELS:
         mine = [row for row in rows if row["panel"] == panel]
         if not mine:
@@ -188,8 +188,8 @@ def findings(rows: list[Row]) -> list[str]:
                 text = f"{gaps[low]:.2f} at P = {low}" + f" and {gaps[high]:.2f} at P = {high}" * (high > low)
                 spans.setdefault(text, []).append(f"`{name}`")
         texts = [f"{text} with {', '.join(names)}" for text, names in spans.items()]
-        found.append(f"Words divided by the bound for {panel}: {'; '.join(texts)}.")
-    return found
+        sentences.append(f"Words divided by the bound for {panel}: {'; '.join(texts)}.")
+    return sentences
 
 
 EXPERIMENT = Experiment(

@@ -61,8 +61,8 @@ class Over:
         places = []
         for d in sorted({row["d"] for row in rows}):
             for change in self.changes:
-                at = (dividing(rows, kind, d, change.small, change.large) for kind in (COUNTED, MEASURED))
-                places.append((d, change, *(words and words / d**2 for words in at)))
+                crossings = (dividing(rows, kind, d, change.small, change.large) for kind in (COUNTED, MEASURED))
+                places.append((d, change, *(words and words / d**2 for words in crossings)))
         return places
 
     def tables(self, rows: list[Row]) -> list[Table]:
@@ -77,7 +77,7 @@ class Over:
         """Where the best schedule changes, and how far measurements lie above counts, in sentences."""
         sentences = []
         for change in self.changes:
-            places = [at for _, each, *at in self.places(rows) if each is change]
+            places = [values_of_kinds for _, each, *values_of_kinds in self.places(rows) if each is change]
             texts = []
             for name, values in zip(("exact counts", "measurements"), zip(*places, strict=True), strict=True):
                 positions = [f"{each:.2f}" for each in sorted(filter(None, values))]

@@ -55,7 +55,7 @@ def _best_of_family(point: Point) -> Row:
 def _optimum(point: Point) -> Row:
     direction, n, d, red = (point[key] for key in ("direction", "n", "d", "red"))
     graph = {"forward": pebble.attention_graph, "backward": pebble.attention_backward_graph}[direction](n, d)
-    found = pebble.solve(graph, red, time_limit=SOLVER_SECONDS)
+    solution = pebble.solve(graph, red, time_limit=SOLVER_SECONDS)
     problem, counted = Problem(n, n, d, direction=direction), {}
     for name in schedules.BUILT_IN:
         if schedules.get(name).drop_in and direction in schedules.get(name).passes:
@@ -63,8 +63,8 @@ def _optimum(point: Point) -> Row:
                 counted[name] = count(name, problem, words=red).words
     best = min(counted, key=counted.__getitem__, default=None)
     return {
-        "words": found.cost,
-        "proved": found.optimal,
+        "words": solution.cost,
+        "proved": solution.optimal,
         "schedule": best,
         "counted": counted[best] if best else None,
         "bound": lower_bound(problem, red).words,
@@ -81,13 +81,13 @@ def games(rows: list[Row]) -> list[Row]:
 
 def figure(rows: list[Row]) -> alt.FacetChart:
     """Words per pair over x: the forms of the table as lines, the best of the family as points."""
-    found = of_family(rows)
+    family = of_family(rows)
     values = [
         {"x": row["x"], "words": form(row["x"]), "schedule": name, "direction": TITLES[row["direction"]]}
-        for row in found
+        for row in family
         for name, form in TABLE[row["direction"]].items()
     ]
-    dots = [{"x": row["x"], "best": row["words"], "direction": TITLES[row["direction"]]} for row in found]
+    dots = [{"x": row["x"], "best": row["words"], "direction": TITLES[row["direction"]]} for row in family]
     names = list(dict.fromkeys(row["schedule"] for row in values))
     x = alt.X("x:Q", title="x = d / √M", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]))
     scale = alt.Scale(type="log", domain=[0.01, 200], nice=False, clamp=True)
@@ -132,15 +132,15 @@ def tables(rows: list[Row]) -> list[Table]:
 
 
 def findings(rows: list[Row]) -> list[str]:
-    found, solved = of_family(rows), games(rows)
-    below = [row for row in found if row["words"] < row["table"] * (1 - 1e-9)]
-    ratio = max(row["table"] / row["words"] for row in found)
+    family, solved = of_family(rows), games(rows)
+    below = [row for row in family if row["words"] < row["table"] * (1 - 1e-9)]
+    ratio = max(row["table"] / row["words"] for row in family)
     proved = [row for row in solved if row["proved"]]
     tight = sum(row["words"] == row["bound"] for row in proved)
     under = sum(row["words"] < row["bound"] for row in proved)
     return [
-        f"At {len(below)} of {len(found)} points, the search found fewer words than the best known schedule moves. The "
-        f"best known schedule moves at most {ratio:.4f} times the words that the search found.",
+        f"At {len(below)} of {len(family)} points, the search found fewer words than the best known schedule moves. "
+        f"The best known schedule moves at most {ratio:.4f} times the words that the search found.",
         f"For {len(proved)} of {len(solved)} of the smallest games, the solver proves the optimum. {tight} of these "
         f"optima equal the lower bound, and {under} lie below it.",
     ]

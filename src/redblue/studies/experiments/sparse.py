@@ -53,10 +53,10 @@ def measure(point: Point) -> list[Row]:
     mask: Mask = parse_mask(point["mask"])
     problem = Problem(n, n, D, mask=mask)
     comparison = compare(problem, [M_WORDS], ["rule"] if mask.on(n, n).is_full else None)
-    at = comparison.points[0]
+    result = comparison.points[0]
     rows = []
     for name in comparison.formats:
-        best = min((each for (_, form), each in at.counts.items() if form == name), key=lambda each: each.words)
+        best = min((each for (_, form), each in result.counts.items() if form == name), key=lambda each: each.words)
         rows.append(
             point
             | {
@@ -66,9 +66,9 @@ def measure(point: Point) -> list[Row]:
                 "tiles": best.tiles,
                 "words": best.words,
                 "index_words": best.index_words,
-                "bound_words": at.bound.words,
-                "bound": at.bound.name,
-                "family_form_words": at.family,
+                "bound_words": result.bound.words,
+                "bound": result.bound.name,
+                "family_form_words": result.family,
             }
         )
     return rows

@@ -37,7 +37,7 @@ def _titled(text: str) -> alt.TitleParams:
 
 def _curves(rows: list[Row]) -> list[Any]:
     """The losses at the longest n that all runs of a type have; they lie on one another, so later ones are dashed."""
-    found = []
+    charts = []
     for dtype, short in TYPES.items():
         groups = [group for group in curve_groups(rows) if group[SDPA]["dtype"] == dtype]
         if not groups:
@@ -51,7 +51,7 @@ def _curves(rows: list[Row]) -> list[Any]:
             values += [{"step": i + 1, "loss": losses[i], "attention": name} for i in range(0, len(losses), stride)]
         dashes = [[1, 0], [7, 5], [2, 4], [4, 8]][: len(names)]
         colours = alt.Scale(domain=names, range=[COLOURS[name] for name in names])
-        found.append(
+        charts.append(
             alt.Chart(alt.Data(values=values))
             .mark_line(strokeWidth=2.5)
             .encode(
@@ -62,7 +62,7 @@ def _curves(rows: list[Row]) -> list[Any]:
             )
             .properties(title=_titled(f"Language model, {short}, n {group[SDPA]['n']:,}: losses"), **SIZE)
         )
-    return found
+    return charts
 
 
 def _steps(rows: list[Row]) -> list[Any]:

@@ -83,8 +83,8 @@ def attention_needed(row: Row, required: float) -> str:
 
 
 def tables(rows: list[Row]) -> list[Table]:
-    found = [make(rows) for make in MAKERS]
-    return [each for each in [*found, _not_run(rows)] if each.rows]
+    results = [make(rows) for make in MAKERS]
+    return [each for each in [*results, _not_run(rows)] if each.rows]
 
 
 def _titled(rows: list[Row], part: str, title: str) -> str:
@@ -232,12 +232,12 @@ def _graph(rows: list[Row]) -> Table:
     for group in grouped(of(rows, "graph"), "kind", "n").values():
         base = next((row for row in group if row["contender"] == SDPA), None)
         for row in group:
-            what = f"{row['edges']:,} edges" if row["kind"] == "graph" else f"{row['documents']} documents"
+            contents = f"{row['edges']:,} edges" if row["kind"] == "graph" else f"{row['documents']} documents"
             shown = ("", "") if row["kind"] != "graph" else (f"{row['accuracy']:.1%}", f"{row['baseline']:.1%}")
             speed = f"{base['seconds'] / row['seconds']:.2f}" if base and row is not base else ""
             memory = f"{row['peak_bytes'] / MIB:,.0f}"
             name = f"{SDPA}, dense mask" if row["contender"] == SDPA else row["contender"]
-            lines.append((f"{row['n']:,}", what, name, f"{row['seconds']:.2f}", speed, memory, *shown))
+            lines.append((f"{row['n']:,}", contents, name, f"{row['seconds']:.2f}", speed, memory, *shown))
     columns = ("n", "mask", "attention", "s/step", "speed-up", "peak MiB", "accuracy", "most frequent answer")
     return Table(_titled(rows, "graph", "Debian's packages as a graph, and a row of many documents"), columns, lines, 3)
 
@@ -281,16 +281,16 @@ def _load_findings(rows: list[Row]) -> list[str]:
     """
     busy = {row["part"] for row in rows if row.get("load", 0) > 1.5 * row.get("cores", 0)}
     unknown = {row["part"] for row in rows if "load" not in row and "skipped" not in row} - busy
-    found = []
+    sentences = []
     if busy:
         most = max(row["load"] for row in rows if "load" in row)
-        found.append(
+        sentences.append(
             f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}). They disturbed the times and "
             f"the ratios of times, but neither losses nor memory."
         )
     if unknown:
-        found.append(f"The load of the machine was not recorded for {_named(unknown)}.")
-    return found
+        sentences.append(f"The load of the machine was not recorded for {_named(unknown)}.")
+    return sentences
 
 
 def _named(parts: Iterable[str]) -> str:
@@ -298,7 +298,7 @@ def _named(parts: Iterable[str]) -> str:
 
 
 def _curve_findings(rows: list[Row]) -> list[str]:
-    found = []
+    sentences = []
     for dtype, short in TYPES.items():
         most = defaultdict[str, float](float)
         for group in curve_groups(rows):
@@ -313,8 +313,8 @@ def _curve_findings(rows: list[Row]) -> list[str]:
                 line += f" Another order of summation alone causes differences of up to {differences}."
                 above = most[REDBLUE] > max(noise.values())
                 line += " The difference with `redblue` is larger." if above else ""
-            found.append(line)
-    return found
+            sentences.append(line)
+    return sentences
 
 
 def _step_findings(rows: list[Row]) -> list[str]:
@@ -322,16 +322,18 @@ def _step_findings(rows: list[Row]) -> list[str]:
     if not measured:
         return []
     speeds = [median_speedup(row["seconds"], REDBLUE, SDPA) for row, _ in measured]
-    found = [f"A training step is {min(speeds):.2f} to {max(speeds):.2f} times as fast with `redblue` as with {SDPA}."]
+    sentences = [
+        f"A training step is {min(speeds):.2f} to {max(speeds):.2f} times as fast with `redblue` as with {SDPA}."
+    ]
     missed = [
         f"n {row['n']:,} {TYPES[row['dtype']]} ({speed:.2f}, required {required:.1f}, no attention {limit(row):.2f})"
         for (row, required), speed in zip(measured, speeds, strict=True)
         if required and speed < required
     ]
     if not missed:
-        return found
+        return sentences
     return [
-        *found,
+        *sentences,
         f"In {len(missed)} of {len(measured)} cases, the speed-up is below this project's requirement. In parentheses: "
         f"the speed-up, the required speed-up, and the speed-up of a step without attention. {'; '.join(missed)}.",
     ]
@@ -382,13 +384,13 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
 
 def _graph_findings(rows: list[Row]) -> list[str]:
     """Memory alone. Each contender ran in its own process, one after the other, so times are not compared here."""
-    found = []
+    sentences = []
     for group in grouped(of(rows, "graph"), "kind", "n").values():
         by_name = {row["contender"]: row for row in group}
         mine = by_name.pop(REDBLUE, None)
         if mine and by_name:
             ratios = (f"{name} {row['peak_bytes'] / mine['peak_bytes']:.1f}" for name, row in by_name.items())
-            found.append(
+            sentences.append(
                 f"Peak memory relative to `redblue`, {mine['kind']} of {mine['n']:,} tokens: {', '.join(ratios)}."
             )
-    return found
+    return sentences

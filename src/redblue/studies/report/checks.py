@@ -53,8 +53,11 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
         for level in plan.levels:
             if level.schedule is not None and isinstance(plan.problem, Problem):  # models have no paged problems
                 key = (level.schedule, small(plan.problem))
-                at = (plan.problem.d / math.sqrt(level.capacity_words), f"{label}, {level.boundary} of {plan.memory}")
-                tightest[key] = max(at, tightest.get(key, at), key=lambda place: place[0])
+                position = (
+                    plan.problem.d / math.sqrt(level.capacity_words),
+                    f"{label}, {level.boundary} of {plan.memory}",
+                )
+                tightest[key] = max(position, tightest.get(key, position), key=lambda place: place[0])
     for (schedule, problem), (x, place) in tightest.items():
         yield run(schedule, problem, _capacity(schedule, problem, round((problem.d / x) ** 2)), place)
 

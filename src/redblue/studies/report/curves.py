@@ -110,8 +110,9 @@ def _over(words: int | None, pairs: int) -> float | None:
 def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[Series]:
     """Yield the largest proved bound at each capacity, then every bound by itself."""
     bounds = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
-    yield Series(BEST, "bound", tuple(_over(next(iter(at.values())).words, pairs) for at in bounds))
-    for name, bound in {name: bound for at in reversed(bounds) for name, bound in at.items()}.items():
+    yield Series(BEST, "bound", tuple(_over(next(iter(by_name.values())).words, pairs) for by_name in bounds))
+    for name, bound in {name: bound for by_name in reversed(bounds) for name, bound in by_name.items()}.items():
         kind = "bound" if bound.proved else "order only"
-        words = (at[name].words if name in at else None for at in bounds)  # some bounds hold for some capacities only
+        # Some bounds hold for some capacities only
+        words = (by_name[name].words if name in by_name else None for by_name in bounds)
         yield Series(name, kind, tuple(_over(each, pairs) for each in words))

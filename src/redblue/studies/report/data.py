@@ -10,7 +10,7 @@ from typing import Any
 
 from redblue.base.errors import RedblueError
 from redblue.base.style import REGIMES
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.catalogue.clusters import Cluster
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Layers, Model
@@ -156,8 +156,8 @@ def collect(
     for machine in (machine for memory in memories for machine in (memory, *_devices(memory))):
         machines += [machine] if machine not in machines else []
     model_layers = [(model, layers) for model in models for layers in model]
-    here = this_machine_among(machines) if measure else None
-    total = len(model_layers) * (2 if here else 1) + 1
+    this_machine = this_machine_among(machines) if measure else None
+    total = len(model_layers) * (2 if this_machine else 1) + 1
     curves: dict[Problem, Curve] = {}
     shapes = []
     for done, (model, layers) in enumerate(model_layers):
@@ -170,10 +170,10 @@ def collect(
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
     runs: dict[Problem, Run] = {}
     measurements: list[Measured] = []
-    if here is not None:
+    if this_machine is not None:
         for done, shape in enumerate(shapes, len(model_layers) + 1):
             report_progress(done, total, f"measuring {shape.label} on this machine")
-            measurements.append(measured(shape.label, shape.problem, here, runs))
+            measurements.append(measured(shape.label, shape.problem, this_machine, runs))
     report_progress(total, total, "done")
     return Report(
         tuple(models),
@@ -182,7 +182,7 @@ def collect(
         verdicts,
         command or _command(models, memories, measure),
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
-        VERSION,
+        __version__,
         tuple(measurements),
         tuple(results),
     )

@@ -92,26 +92,26 @@ def _regimes(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Itera
         band = _chart([{"M": start, "stop": stop, "y": low, "top": high}])
         yield band.mark_rect(style=regime, opacity=0.09).encode(x=x, x2="stop:Q", y=y, y2="top:Q")
     for point, name, sign in (("d²/4", "small cache", "<"), ("d²", "large cache", "≥")):
-        at = _chart([{"M": curve.dividing_points[point], "y": high, "low": low}])
-        yield at.mark_rule(style="faint", strokeDash=[3, 3]).encode(x=x, y=y, y2="low:Q")
+        chart = _chart([{"M": curve.dividing_points[point], "y": high, "low": low}])
+        yield chart.mark_rule(style="faint", strokeDash=[3, 3]).encode(x=x, y=y, y2="low:Q")
         text = alt.expr(f"width < {WIDE} ? '{point}' : '{name}, M {sign} {point}'")
         align, dx = ("right", -5) if sign == "<" else ("left", 5)
-        yield at.mark_text(style="heading", align=align, baseline="middle", dx=dx, dy=11, text=text).encode(x=x, y=y)
+        yield chart.mark_text(style="heading", align=align, baseline="middle", dx=dx, dy=11, text=text).encode(x=x, y=y)
 
 
 def _machines(curve: Curve, machines: list[str], x: alt.X, bottom: int) -> Iterator[alt.Chart]:
     """A line per machine above the plot: its levels' names at their capacities, and rules down from there."""
     for lane, machine in enumerate(machines):
         rows = [{"M": mark.capacity_words, "level": mark.level} for mark in curve.marks if mark.machine == machine]
-        at = {"x": x, "y": alt.value(LANE * lane + 32)}
-        yield _chart(rows).mark_rule(style="faint", opacity=0.4, strokeWidth=0.8).encode(**at, y2=alt.value(bottom))
-        yield _chart(rows).mark_point(style="ink", filled=True, size=24, opacity=1).encode(**at)
+        place = {"x": x, "y": alt.value(LANE * lane + 32)}
+        yield _chart(rows).mark_rule(style="faint", opacity=0.4, strokeWidth=0.8).encode(**place, y2=alt.value(bottom))
+        yield _chart(rows).mark_point(style="ink", filled=True, size=24, opacity=1).encode(**place)
     for lane, machine in enumerate(machines):
         rows = [{"M": mark.capacity_words, "level": mark.level} for mark in curve.marks if mark.machine == machine]
-        at = {"x": x, "y": alt.value(LANE * lane + 32)}
+        place = {"x": x, "y": alt.value(LANE * lane + 32)}
         name = _chart([{}]).encode(x=alt.value(0), y=alt.value(LANE * lane + 7))
         for style in ("halo", "words"):
-            yield _chart(rows).mark_text(style=style, baseline="bottom", dy=-4).encode(**at, text="level:N")
+            yield _chart(rows).mark_text(style=style, baseline="bottom", dy=-4).encode(**place, text="level:N")
         yield name.mark_text(style="heading", align="left", text=machine)
 
 

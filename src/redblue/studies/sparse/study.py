@@ -125,8 +125,8 @@ def _check_memory(problem: Problem) -> None:
         if isinstance(rule, (Blocks, RandomBlocks)):
             rows, cols = (ceil_div(n, edge) for n, edge in zip((problem.n_q, problem.n_k), rule.block, strict=True))
             blocks = rows * cols
-            what = f"comparing the formats of a layout of {rows:,} x {cols:,} blocks"
-            check_fits(what, BLOCK_BYTES * blocks, BLOCK_SECONDS * blocks)
+            task = f"comparing the formats of a layout of {rows:,} x {cols:,} blocks"
+            check_fits(task, BLOCK_BYTES * blocks, BLOCK_SECONDS * blocks)
 
 
 def _attempt(make: Callable[[], T]) -> T | RedblueError:
@@ -163,8 +163,8 @@ def _point(problem: Problem, words: int, formats: Sequence[str], names: Sequence
                 reasons[schedule, name] = str(result)
     bounds = {each.name: each for each in reversed(lower_bounds(problem, words))}
     best = max((each for each in bounds.values() if each.proved), key=lambda each: each.words)
-    one = bounds["one mask"].words if "one mask" in bounds else 0
-    return Point(words, best, one, bounds["sparse"].words, counts, reasons)
+    one_mask = bounds["one mask"].words if "one mask" in bounds else 0
+    return Point(words, best, one_mask, bounds["sparse"].words, counts, reasons)
 
 
 def _with_index(known: Count, words: int, name: str) -> Count:

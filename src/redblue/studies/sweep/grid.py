@@ -109,22 +109,22 @@ class Sweep:
 
     def point(self, index: int) -> Point:
         """Make the point with this index, 0 .. size - 1."""
-        at, rest = {}, index
+        places, rest = {}, index
         for name, length in reversed(self._lengths):
-            rest, at[name] = divmod(rest, length)
-        values = {name: axis.values[at[name]] for name, axis in self.axes.items() if name in at}
+            rest, places[name] = divmod(rest, length)
+        values = {name: axis.values[places[name]] for name, axis in self.axes.items() if name in places}
         problem_values = {name: values.get(name, values.get("n") if name in ("n_q", "n_k") else None) for name in SIZES}
         problem_values = {name: value for name, value in problem_values.items() if value is not None}
         problem_values |= {name: values[name] for name in ("dtype", "direction") if name in values}
         kind = next((name for name in ("window", "mask") if name in self.axes), None)
-        label = str(self.axes[kind].labels[at[kind]]) if kind else "full"
+        label = str(self.axes[kind].labels[places[kind]]) if kind else "full"
         return Point(
             index,
             problem_values,
-            self.masks[at[kind]] if kind else self.masks[0],
+            self.masks[places[kind]] if kind else self.masks[0],
             f"window:{label}" if kind == "window" else label,
             values.get("window"),
-            self.caches[at["cache"]],
+            self.caches[places["cache"]],
             self.schedules,
             "schedule" in self.axes,
         )
@@ -149,10 +149,10 @@ def make_sweep(values: Mapping[str, Any]) -> Sweep:
     missing += ["words or memory"] if not {"words", "memory"} & set(axes) else []
     if missing:
         raise RedblueError(f"the sweep needs its sizes and a cache: {', '.join(missing)} not given")
-    for one, other in (({"window"}, {"mask"}), ({"n"}, {"n_q", "n_k"})):
-        if one | other <= set(axes):
+    for axis, other in (({"window"}, {"mask"}), ({"n"}, {"n_q", "n_k"})):
+        if axis | other <= set(axes):
             names = " and ".join(sorted(other))
-            raise RedblueError(f"{min(one)} cannot be given with {names}, which mean the same: leave one out")
+            raise RedblueError(f"{min(axis)} cannot be given with {names}, which mean the same: leave one out")
     sweep = Sweep(axes, _masks(axes), _caches(axes))
     if sweep.size > MAX_POINTS:
         sizes = " x ".join(f"{length} {name}" for name, length in sweep._lengths if length > 1)

@@ -100,7 +100,9 @@ def _places(sweep: Sweep) -> list[Cache]:
 def left_out(sweep: Sweep, y: str) -> list[str]:
     """The boundaries without points in a picture of seconds, because their bandwidth is not known."""
     places = [(each.memory, each.boundary) for each in _places(sweep) if y == "seconds" and each.boundary]
-    return [_place(sweep, memory, at.name) for memory, at in places if not at.bandwidth_bytes_per_second]
+    return [
+        _place(sweep, memory, boundary.name) for memory, boundary in places if not boundary.bandwidth_bytes_per_second
+    ]
 
 
 def _check_some_covered(sweep: Sweep) -> None:

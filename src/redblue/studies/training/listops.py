@@ -44,11 +44,11 @@ def batch(seed: tuple[int, ...], size: int, n: int) -> tuple[np.ndarray, np.ndar
     """Draw `size` texts of n/4 to n symbols. Returns the symbols' numbers (size, n), padded with 0, and the values."""
     random = np.random.default_rng(seed)
     numbers = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-    found = np.zeros((size, n), np.int64)
+    tokens = np.zeros((size, n), np.int64)
     values = np.zeros(size, np.int64)
     for i in range(size):
         while len((drawn := tree(random, n))[0]) < n // 4:
             pass
-        found[i, : len(drawn[0])] = [numbers[symbol] for symbol in drawn[0]]
+        tokens[i, : len(drawn[0])] = [numbers[symbol] for symbol in drawn[0]]
         values[i] = drawn[1]
-    return found, values
+    return tokens, values

@@ -89,10 +89,10 @@ class Training:
 
 def digest(model: nn.Module) -> str:
     """The start of the SHA-256 of a model's weights: equal only if they are bitwise equal."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for parameter in model.parameters():
-        found.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def autocast(dtype: str) -> contextlib.AbstractContextManager[object]:

@@ -53,9 +53,9 @@ def listed() -> list[Package]:
             ["apt-cache", "dumpavail"], stdout=subprocess.PIPE, text=True, errors="replace"
         ) as process:
             assert process.stdout
-            found = packages(process.stdout)
-        if process.returncode == 0 and found:
-            return found
+            installed = packages(process.stdout)
+        if process.returncode == 0 and installed:
+            return installed
     try:
         with STATUS.open(encoding="utf-8", errors="replace") as lines:
             return packages(lines)
@@ -65,7 +65,7 @@ def listed() -> list[Package]:
 
 def packages(lines: Iterable[str]) -> list[Package]:
     """Read descriptions of packages, line by line: the whole text takes 100 MB."""
-    found, fields = list[Package](), dict[str, str]()
+    parsed, fields = list[Package](), dict[str, str]()
     for line in chain(lines, ["\n"]):
         name, colon, value = line.partition(": ")
         if colon and name in FIELDS:
@@ -73,9 +73,9 @@ def packages(lines: Iterable[str]) -> list[Package]:
         elif not line.strip():
             if "Package" in fields:
                 section = fields.get("Section", "").rpartition("/")[2]
-                found.append(Package(fields["Package"], section, frozenset(needed(fields))))
+                parsed.append(Package(fields["Package"], section, frozenset(needed(fields))))
             fields = {}
-    return found
+    return parsed
 
 
 def graph(listed: list[Package], most: int) -> Graph:

@@ -113,7 +113,7 @@ S_DONE = "s = warpgroup_mma_wait(1, deps=[s])\n        "
 MUTATIONS = {
     "keys are loaded before they are free": (K_FREE, "pass"),
     "values are loaded before they are free": ("mbarrier.wait(free.v.index(stage), parity ^ 1)", "pass"),
-    "queries are loaded before they are free": ("mbarrier.wait(free.q.index(i), (turn & 1) ^ 1)", "pass"),
+    "queries are loaded before they are free": ("mbarrier.wait(free.q.index(i), (blocks_done & 1) ^ 1)", "pass"),
     "a wrong phase of keys": (K_FREE, K_FREE.replace(" ^ 1", "")),
     "values are not waited for": ("mbarrier.wait(filled.v.index(v_stage), v_parity)", "pass"),
     "keys are freed while they are read": (S_DONE + K_READ, K_READ + "\n        " + S_DONE),

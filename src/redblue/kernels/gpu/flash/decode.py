@@ -110,8 +110,8 @@ def merge(
     for s in range(first, end):
         written = m_row
         if lists is not None:
-            at = list_of(lists, batch, head, block, blocks) * spans + s
-            written = m_row & (i_row * 0 + listed_tiles(lists, at) > 0)
+            i_list = list_of(lists, batch, head, block, blocks) * spans + s
+            written = m_row & (i_row * 0 + listed_tiles(lists, i_list) > 0)
         share = tl.load(part_lse + wide(s) * lse_step + numbers, mask=written, other=float("-inf"))
         share *= constant(LOG2E, SUMS)
         new_max = tl.maximum(row_max, share)
@@ -131,7 +131,7 @@ def merge(
 
 
 @triton.jit
-def listed_tiles(lists, at):
-    """Number of tiles in list `at`."""
-    full = tl.load(lists.full_starts + at + 1) - tl.load(lists.full_starts + at)
-    return full + tl.load(lists.partial_starts + at + 1) - tl.load(lists.partial_starts + at)
+def listed_tiles(lists, i_list):
+    """Number of tiles in list `i_list`."""
+    full = tl.load(lists.full_starts + i_list + 1) - tl.load(lists.full_starts + i_list)
+    return full + tl.load(lists.partial_starts + i_list + 1) - tl.load(lists.partial_starts + i_list)

@@ -98,13 +98,14 @@ def flash_dkv(
     dv0 = tl.zeros((COLS, V0), SUMS)
     dv1 = tl.zeros((COLS, V1), SUMS) if V1 else dv0
     q, dout = head_of(q, batch, head * GROUP, ALIGN), head_of(dout, batch, head * GROUP, ALIGN)
-    borders, at = (0, n_q * GROUP, 0, n_q * GROUP), 0  # borders for a band, `at` for lists: only one of them is used
+    # Borders for a band, i_list for lists: only one of them is used
+    borders, i_list = (0, n_q * GROUP, 0, n_q * GROUP), 0
     if lists is None:
         borders = row_range(scores, block.first, block.stop - 1, n_q, GROUP, ROWS)
     else:
-        at = list_of(lists, batch, head, block.index, block.blocks)
+        i_list = list_of(lists, batch, head, block.index, block.blocks)
     dk0, dk1, dv0, dv1 = visit(
-        _dkv_rows, borders, at, scores.end is not None, scores.first is not None or not WHOLE_ROWS,
+        _dkv_rows, borders, i_list, scores.end is not None, scores.first is not None or not WHOLE_ROWS,
         (dk0, dk1, dv0, dv1), (b_keys, Streams(q, dout, lse, delta, kv_heads, n_q)), block, m_key, scores, lists,
         Constants(GROUP, ROWS, D, D1, D_V, V1, PLAIN, WIDE, PRECISION)
     )  # fmt: skip

@@ -98,13 +98,13 @@ def flash_dq(
     dq0 = tl.zeros((ROWS, D0), SUMS)
     dq1 = tl.zeros((ROWS, D1), SUMS) if D1 else dq0
     k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
-    borders, at = (0, n_k, 0, n_k), 0  # borders for a band, `at` for lists: only one of them is used
+    borders, i_list = (0, n_k, 0, n_k), 0  # borders for a band, `i_list` for lists: only one of them is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
     else:
-        at = list_of(lists, batch, head, block.index, block.blocks)
+        i_list = list_of(lists, batch, head, block.index, block.blocks)
     dq0, dq1 = visit(
-        _dq_keys, borders, at, scores.first is not None, scores.end is not None or not WHOLE_COLS,
+        _dq_keys, borders, i_list, scores.first is not None, scores.end is not None or not WHOLE_COLS,
         (dq0, dq1), (b_rows, k, v), block, m_row, scores, lists,
         Constants(GROUP, COLS, D, D1, D_V, V1, PLAIN, WIDE, PRECISION)
     )  # fmt: skip

@@ -112,7 +112,7 @@ def flash_forward(
     block = row_block((0, 0, n_q * GROUP), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     batch, head = block.batch, block.head
     i_span = tl.program_id(1)
-    borders, at = (0, n_k, 0, n_k), 0  # borders for a band, `at` for lists: only one of them is used
+    borders, i_list = (0, n_k, 0, n_k), 0  # borders for a band, `i_list` for lists: only one of them is used
     if lists is None:
         borders = key_range(scores, block.first, block.stop - 1, n_k, GROUP, COLS)
         if span is not None:
@@ -123,10 +123,10 @@ def flash_forward(
             if low >= high:
                 return
     else:
-        at = list_of(lists, batch, head, block.index, block.blocks)
+        i_list = list_of(lists, batch, head, block.index, block.blocks)
         if span is not None:
-            at = at * tl.cdiv(n_k, span) + i_span
-            if listed_tiles(lists, at) == 0:
+            i_list = i_list * tl.cdiv(n_k, span) + i_span
+            if listed_tiles(lists, i_list) == 0:
                 return
 
     m_row = None if WHOLE_ROWS else block.i < n_q * GROUP
@@ -141,7 +141,7 @@ def flash_forward(
         row_max, row_sum = initial_max_and_sum(scores, head, block.i, GROUP, SUMS)
     k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)
     state = visit(
-        _keys, borders, at, scores.first is not None, scores.end is not None or not WHOLE_COLS,
+        _keys, borders, i_list, scores.first is not None, scores.end is not None or not WHOLE_COLS,
         (acc0, acc1, row_max, row_sum), (b_q, k, v), block, m_row, scores, lists,
         Constants(GROUP, COLS, D, D1, D_V, V1, PLAIN, WIDE, PRECISION)
     )  # fmt: skip

@@ -113,8 +113,8 @@ def _load(maps, place, keys, ring, padded, c):
             mbarrier.wait(ring.empty.index(stage), phase ^ 1)
             mbarrier.expect(full, c.ROWS * c.D * 2 + 2 * c.ROWS * 4)
             load_tile(maps.q, [place.batch, head, row, 0], full, ring.q.index(stage))
-            at = ((place.stream * c.GROUP + member) * padded + row) * 2
-            load_tile(maps.stats, [at], full, ring.stats.index(stage))
+            first_stat = ((place.stream * c.GROUP + member) * padded + row) * 2
+            load_tile(maps.stats, [first_stat], full, ring.stats.index(stage))
             full = ring.dout_full.index(stage)
             mbarrier.expect(full, c.ROWS * c.D_V * 2)
             load_tile(maps.dout, [place.batch, head, row, 0], full, ring.dout.index(stage))

@@ -103,10 +103,10 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     MASKED: gl.constexpr = c.FIRST or c.END or not c.WHOLE_COLS
-    uses, turn = 0, 0
+    uses, blocks_done = 0, 0
     for work in range(gl.program_id(0), call.batch_heads * call.blocks, gl.num_programs(0)):
-        at, block = block_of(work, call, c.END)
-        batch, head = at // call.heads, at % call.heads
+        stream, block = block_of(work, call, c.END)
+        batch, head = stream // call.heads, stream % call.heads
         row = block * ROWS
         low, full_low, full_high, high = key_tiles(call, row, gl.minimum(row + ROWS, call.n_q * PACK), c)
         i_row = row + CONSUMER * EDGE + gl.arange(0, EDGE, gl.SliceLayout(1, S_LAYOUT))
@@ -120,7 +120,7 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
 
         # The scores of the last tile overlap with no other work
         stage, parity = uses % c.STAGES, (uses // c.STAGES) & 1
-        mbarrier.wait(filled.q.index(CONSUMER), turn & 1)
+        mbarrier.wait(filled.q.index(CONSUMER), blocks_done & 1)
         mbarrier.wait(filled.k.index(stage), parity)
         if c.PING_PONG:
             mbarrier.wait(shared.turns.index(CONSUMER), (uses & 1) ^ (0 if CONSUMER else 1))
@@ -157,7 +157,7 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
         acc = warpgroup_mma(p, matrix(tiles.v.index(stage)), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.v.index(stage), count=1)
-        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
+        blocks_done += 1  # noqa: SIM113 (Gluon has no enumerate)
 
         attends = row_sum != 0  # or is NaN
         total = gl.where(attends, row_sum, 1.0)

@@ -20,15 +20,15 @@ def load_tiles(maps, shared, call, c):
     """The loader's loop over blocks: queries, then keys and values tile by tile, from the last tile to the first."""
     tiles, filled, free = shared.tiles, shared.filled, shared.free
     ROWS: gl.constexpr = c.CONSUMERS * EDGE
-    uses, turn = 0, 0
+    uses, blocks_done = 0, 0
     for work in range(gl.program_id(0), call.batch_heads * call.blocks, gl.num_programs(0)):
-        at, block = block_of(work, call, c.END)
-        batch, head = at // call.heads, at % call.heads
+        stream, block = block_of(work, call, c.END)
+        batch, head = stream // call.heads, stream % call.heads
         key_head = head * c.PACK // call.group
         row = block * ROWS
         low, _, _, high = key_tiles(call, row, gl.minimum(row + ROWS, call.n_q * c.PACK), c)
         for i in gl.static_range(c.CONSUMERS):
-            mbarrier.wait(free.q.index(i), (turn & 1) ^ 1)
+            mbarrier.wait(free.q.index(i), (blocks_done & 1) ^ 1)
             mbarrier.expect(filled.q.index(i), maps.q.block_type.nbytes)
             copy_tile(
                 maps.q, [batch, (row + i * EDGE) // c.PACK, head * c.PACK, 0], filled.q.index(i), tiles.q.index(i)
@@ -49,4 +49,4 @@ def load_tiles(maps, shared, call, c):
                 key = (high - i) * c.COLS
                 copy_tile(maps.v, [batch, key, key_head, 0], filled.v.index(stage), tiles.v.index(stage))
         uses += high - low
-        turn += 1  # noqa: SIM113 (Gluon has no enumerate)
+        blocks_done += 1  # noqa: SIM113 (Gluon has no enumerate)

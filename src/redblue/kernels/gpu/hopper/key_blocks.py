@@ -38,7 +38,7 @@ class Place(NamedTuple):
     leading: Any  # tiles at the beginning that need a mask
     whole: Any  # tiles after the leading ones that need no mask
     tiles: Any  # all tiles: the tiles after the whole ones need a mask, too
-    turn: Any  # the tile to begin with, if no tile needs a mask
+    first_tile: Any  # the tile to begin with, if no tile needs a mask
 
 
 @gluon.jit
@@ -65,16 +65,16 @@ def place_of(band, n_q, kv_heads, ROWS: gl.constexpr, COLS: gl.constexpr):
     leading = gl.minimum(gl.cdiv(inner_low, ROWS) - row, tiles)
     leading = gl.where(last >= band.keys, tiles, leading)
     whole = gl.maximum(gl.minimum(inner_high - row, tiles) - leading, 0)
-    turn = block * 0
+    first_tile = block * 0
     if band.first is None and band.end is None:
-        turn = block % gl.maximum(tiles, 1)
-    return Place(stream // kv_heads, stream % kv_heads, stream, key, row * ROWS, leading, whole, tiles, turn)
+        first_tile = block % gl.maximum(tiles, 1)
+    return Place(stream // kv_heads, stream % kv_heads, stream, key, row * ROWS, leading, whole, tiles, first_tile)
 
 
 @gluon.jit
 def row_of(place, t, ROWS: gl.constexpr):
     """The first row of tile t."""
-    tile = t + place.turn
+    tile = t + place.first_tile
     return place.row + gl.where(tile >= place.tiles, tile - place.tiles, tile) * ROWS
 
 

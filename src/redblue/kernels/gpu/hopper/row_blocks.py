@@ -74,10 +74,10 @@ def block_of(work, call, LAST_FIRST: gl.constexpr):
     keys come first.
     """
     per_section = call.section * call.blocks
-    here = work // per_section * call.section
-    width = gl.minimum(call.section, call.batch_heads - here)
+    first_stream = work // per_section * call.section
+    width = gl.minimum(call.section, call.batch_heads - first_stream)
     within = work % per_section
     block = within // width
     if LAST_FIRST:
         block = call.blocks - 1 - block
-    return here + within % width, block
+    return first_stream + within % width, block

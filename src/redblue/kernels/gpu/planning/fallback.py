@@ -73,12 +73,12 @@ _refused: dict[Kind, dict[Launch, str]] = {}  # the reason as text: the error it
 
 def _reason(kind: Kind, launch: Launch, error: Any) -> str:
     """The error message: the launch's need and the card's limit, or what Triton cannot compile."""
-    what = f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype}"
+    kernel = f"{_describe(launch)}, {kind.direction}, with d = {kind.d}, d_v = {kind.d_v} in {kind.dtype}"
     if not isinstance(error, OutOfResources):
         refused = "finds too little memory" if isinstance(error, torch.OutOfMemoryError) else "does not compile"
-        return f"{what} {refused}: {(str(error).strip() or type(error).__name__).splitlines()[-1]}"
+        return f"{kernel} {refused}: {(str(error).strip() or type(error).__name__).splitlines()[-1]}"
     return (
-        f"{what} does not fit: it needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this "
+        f"{kernel} does not fit: it needs {error.required:,} {UNITS.get(error.name, error.name)}, and a block on this "
         f"card has {error.limit:,}"
     )
 

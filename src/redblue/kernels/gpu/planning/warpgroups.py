@@ -89,7 +89,7 @@ def ranked(
     count: a function that counts the words that tiles move.
     """
     (stay,) = part.edges
-    found = []
+    candidates = []
     for height, length, warps, stages in product(STAY, STREAM, WARPS, STAGES):
         if length > sizes.n_k or height > (128 if _backward(tiles) else max(STAY)):
             continue
@@ -103,11 +103,11 @@ def ranked(
             pressure = resources(footprint, dtype, card, warps, stages).pressure
         idle = max(0.0, 1 - part.blocks(t, sizes) / (BUSY * card.multiprocessors))
         edges = {stay: height, stream: length}
-        found.append(Tile(edges, height, length, warps, stages, needed.shared_bytes, pressure, idle, count(t)))
+        candidates.append(Tile(edges, height, length, warps, stages, needed.shared_bytes, pressure, idle, count(t)))
     forward = not _backward(tiles)
     long = forward and not options.listed and max(sizes.d, sizes.d_v) >= LONG_KEYS_FROM
     small = forward and max(sizes.d, sizes.d_v) <= EXPONENTIALS_BIND
-    return sorted(found, key=lambda tile: _rank(tile, long, small, card))
+    return sorted(candidates, key=lambda tile: _rank(tile, long, small, card))
 
 
 def _backward(tiles: Any) -> bool:

@@ -42,9 +42,9 @@ def share_of(
         some = (tl.maximum(low, row) < stop) | ((low >= high) & (row == 0))
         return Share(begin, stop, begin, stop, begun, ended, some)
     else:
-        at = list_of(lists, block.batch, block.head, block.index, block.blocks)
-        full, full_end = tl.load(lists.full_starts + at), tl.load(lists.full_starts + at + 1)
-        partial, partial_end = tl.load(lists.partial_starts + at), tl.load(lists.partial_starts + at + 1)
+        i_list = list_of(lists, block.batch, block.head, block.index, block.blocks)
+        full, full_end = tl.load(lists.full_starts + i_list), tl.load(lists.full_starts + i_list + 1)
+        partial, partial_end = tl.load(lists.partial_starts + i_list), tl.load(lists.partial_starts + i_list + 1)
         first, last = row // ROWS, tl.cdiv(row + rows, ROWS)
         begin = first_at_least(lists.full, full, full_end, first)
         stop = first_at_least(lists.full, full, full_end, last)

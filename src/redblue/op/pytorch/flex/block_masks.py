@@ -74,13 +74,13 @@ def _state(block_mask: Any) -> list[Any]:
     parts = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "BLOCK_SIZE", "mask_mod")
     names = {"__call__", "forward", "__wrapped__"}  # methods that a call of an object runs
     while True:
-        known, seen = len(names), dict[int, Any]()
-        state = [leaf for part in parts for leaf in _leaves(getattr(block_mask, part), names, seen)]
+        known, visited = len(names), dict[int, Any]()
+        state = [leaf for part in parts for leaf in _leaves(getattr(block_mask, part), names, visited)]
         if len(names) == known:  # else a function visited late reads further attributes of objects visited earlier
             return state
 
 
-def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
+def _leaves(x: Any, names: set[str], visited: dict[int, Any]) -> Iterator[Any]:
     """Yield the tensors in a value, each followed by its version, and all other values that cannot change.
 
     names: the attributes that functions read, a set that this function extends; other attributes are ignored.
@@ -89,9 +89,9 @@ def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
     if isinstance(x, (int, float, str, bytes, type(None), range, np.generic)):
         yield x
         return
-    if id(x) in seen:
+    if id(x) in visited:
         return
-    seen[id(x)] = x
+    visited[id(x)] = x
     if isinstance(x, Tensor):
         yield x
         yield None if x.is_inference() else x._version
@@ -101,7 +101,7 @@ def _leaves(x: Any, names: set[str], seen: dict[int, Any]) -> Iterator[Any]:
         # Hold neither the value nor its class: either could hold the BlockMask, which would then never be freed
         yield x.__code__ if inspect.isfunction(x) else _Same(x) if _is_opaque(x) else weakref.ref(type(x))
         for part in _parts(x, names):
-            yield from _leaves(part, names, seen)
+            yield from _leaves(part, names, visited)
 
 
 class _Same:

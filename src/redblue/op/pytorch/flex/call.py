@@ -96,12 +96,12 @@ class Plan:
         right: int | None = None
         others = []
         for condition in self.scores.keeps:
-            found = window(condition)
-            if found is None:
+            limits = window(condition)
+            if limits is None:
                 others.append(condition)
                 continue
-            left = found.left if left is None or (found.left is not None and found.left < left) else left
-            right = found.right if right is None or (found.right is not None and found.right < right) else right
+            left = limits.left if left is None or (limits.left is not None and limits.left < left) else left
+            right = limits.right if right is None or (limits.right is not None and limits.right < right) else right
         return (None if left is right is None else Mask.sliding_window(left, right)), others
 
     def is_below(self, windowed: Mask | None) -> bool:
@@ -130,12 +130,12 @@ class Plan:
     def _sum(tensors: list[Tensor]) -> Tensor | None:
         return functools.reduce(torch.add, tensors) if tensors else None
 
-    def _slopes(self, found: Alibi | None, lies_below: Callable[[], bool]) -> Tensor | None:
+    def _slopes(self, slope: Alibi | None, lies_below: Callable[[], bool]) -> Tensor | None:
         """The slopes with which redblue's alibi equals this term; None if there are none or they need a gradient."""
-        if found is None or found.offset != self.offset or not (found.absolute or lies_below()):
+        if slope is None or slope.offset != self.offset or not (slope.absolute or lies_below()):
             return None
-        slopes = torch.full((1, 1), -found.number, dtype=self.sums, device=self.device)
-        for factor in found.factors:
+        slopes = torch.full((1, 1), -slope.number, dtype=self.sums, device=self.device)
+        for factor in slope.factors:
             slopes = slopes * self._values(factor)[..., 0, 0].to(self.sums)
         return None if slopes.requires_grad else slopes
 

@@ -29,8 +29,8 @@ def evaluate(expression: Expression, sizes: Mapping[str, int], device: torch.dev
         if values is None:
             values = _mapped(expression, axes, sizes, device)
     except (IndexError, RuntimeError) as error:
-        at = ", ".join(f"{name} = 0 .. {sizes[name] - 1}" for name in axes)
-        raise RedblueError(f"score_mod's {text(expression)} cannot be evaluated for {at}: {error}") from error
+        ranges = ", ".join(f"{name} = 0 .. {sizes[name] - 1}" for name in axes)
+        raise RedblueError(f"score_mod's {text(expression)} cannot be evaluated for {ranges}: {error}") from error
     return values[tuple(slice(None) if name in axes else None for name in POSITIONS)]
 
 
@@ -39,19 +39,19 @@ def _mapped(expression: Node, axes: list[str], sizes: Mapping[str, int], device:
     order = steps(expression)
 
     def function(*positions: Tensor) -> Tensor:
-        found: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         by_name = dict(zip(axes, positions, strict=True))
         for node in order:
-            found[id(node)] = by_name[node.op] if isinstance(node.op, str) else _run(node, found)
-        return found[id(expression)]
+            values[id(node)] = by_name[node.op] if isinstance(node.op, str) else _run(node, values)
+        return values[id(expression)]
 
     for i in reversed(range(len(axes))):
         function = torch.vmap(function, in_dims=tuple(0 if i == j else None for j in range(len(axes))))
     return function(*(torch.arange(sizes[name], device=device) for name in axes))
 
 
-def _run(node: Node, found: dict[int, Any]) -> Any:
-    args, kwargs = tree_map(lambda x: found[id(x)] if isinstance(x, Node) else x, (node.args, node.kwargs))
+def _run(node: Node, values: dict[int, Any]) -> Any:
+    args, kwargs = tree_map(lambda x: values[id(x)] if isinstance(x, Node) else x, (node.args, node.kwargs))
     if node.with_gradient:
         return node.op(*args, **kwargs)
     with torch.no_grad():

@@ -49,9 +49,9 @@ def line(x: Any) -> Line | None:
         return Line(q=1) if x.op == "q_idx" else Line(kv=1)
     if isinstance(x.op, str) or not isinstance(x.value, Tensor) or x.value.dtype not in EXACT:
         return None
-    found = _line_of_step(x)
-    is_small = found is not None and max(abs(found.q), abs(found.kv), abs(found.constant)) <= MAX_NUMBER
-    return found if is_small else None
+    candidate = _line_of_step(x)
+    is_small = candidate is not None and max(abs(candidate.q), abs(candidate.kv), abs(candidate.constant)) <= MAX_NUMBER
+    return candidate if is_small else None
 
 
 def _line_of_step(x: Node) -> Line | None:

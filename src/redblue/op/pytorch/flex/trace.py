@@ -107,14 +107,15 @@ class Indexing(ScalarIndexing):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
-        given = [self.recorder.expression(x) for x in tree_leaves((args, kwargs))]
+        expressions = [self.recorder.expression(x) for x in tree_leaves((args, kwargs))]
         name = getattr(func, "__name__", str(func))
         is_fact = name in _FACTS or name.startswith("is_")
         is_copy = name in _FROM_VALUES and id(result) not in self.recorder.nodes
-        if is_copy and any(isinstance(x, Node) for x in given):
+        if is_copy and any(isinstance(x, Node) for x in expressions):
             raise RedblueError(f"score_mod uses {name} on a list, which takes values out of the trace: use torch.stack")
-        results = [x for x in tree_leaves(result) if not any(x is y for y in given)]  # type_as may return its argument
-        if any(isinstance(x, Node) for x in given) and not all(self._is_known(x, is_fact) for x in results):
+        # type_as may return its argument
+        results = [x for x in tree_leaves(result) if not any(x is y for y in expressions)]
+        if any(isinstance(x, Node) for x in expressions) and not all(self._is_known(x, is_fact) for x in results):
             raise RedblueError(
                 f"score_mod uses {name}, which takes a tensor's value out of the trace: use PyTorch's functions on "
                 "tensors"

@@ -28,13 +28,13 @@ TRAINED_SHARE = 0.8
 def points(quick: bool) -> list[dict[str, Any]]:
     sizes = ((4096, 8),) if quick else ((8192, 60), (32_768, 60))
     n = 8192 if quick else 32_768
-    found = [
+    graphs = [
         MODEL | {"kind": "graph", "n": size, "steps": steps, "contender": name}
         for size, steps in sizes
         for name in (SDPA, GATHERED, REDBLUE)
         if size <= 8192 or name != SDPA
     ]
-    return found + [MODEL | {"kind": "documents", "n": n, "steps": 2, "contender": name} for name in (SDPA, REDBLUE)]
+    return graphs + [MODEL | {"kind": "documents", "n": n, "steps": 2, "contender": name} for name in (SDPA, REDBLUE)]
 
 
 def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

@@ -58,11 +58,11 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Time steps, or forward passes of attention alone; return one row with the seconds of every round."""
     torch.set_num_threads(usable_cpus())
     n, batch = point["n"], point["batch"]
-    found = masks(n, point["block"])
-    density = {name: mask.density(n, n) for name, mask in found.items()}
+    sparse_masks = masks(n, point["block"])
+    density = {name: mask.density(n, n) for name, mask in sparse_masks.items()}
     if point["kind"] == "forward":
         try:
-            return [point | {"seconds": forward_seconds(point, found["block-sparse"]), "density": density}]
+            return [point | {"seconds": forward_seconds(point, sparse_masks["block-sparse"]), "density": density}]
         except NotCompiled as error:
             reason = str(error).strip().splitlines()[0]
             return [point | {"skipped": f"{FLEX} does not compile here: {reason}"}]
@@ -72,7 +72,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     symbols = torch.randint(point["symbols"], (batch, n))
     answers = torch.randint(point["answers"], (batch,))
     kinds = {f"{SDPA}, dense": attentions.masked(SDPA, None, None), f"{REDBLUE}, dense": ways(None)}
-    kinds |= {f"{REDBLUE}, {name}": ways(mask) for name, mask in found.items()} | {NONE: attentions.none}
+    kinds |= {f"{REDBLUE}, {name}": ways(mask) for name, mask in sparse_masks.items()} | {NONE: attentions.none}
 
     def step(attend: Any) -> None:
         optimizer.zero_grad()

@@ -46,27 +46,27 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     model = made(Shape(point["layers"], point["d_model"], point["heads"], symbols, n, answers))
 
     def loss(step: int) -> torch.Tensor:
-        found, wanted = train((TRAIN, step), point["batch"])
-        return functional.cross_entropy(scores(model, found), torch.from_numpy(wanted))
+        inputs, wanted = train((TRAIN, step), point["batch"])
+        return functional.cross_entropy(scores(model, inputs), torch.from_numpy(wanted))
 
     done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point, digest)).finish()
     right, wanted = [], []
     with torch.no_grad():
         for part in range(TESTED // point["batch"]):
-            found, each = test((TEST, part), point["batch"])
-            right.append(scores(model, found).argmax(-1).numpy() == each)
-            wanted.append(each)
+            inputs, batch_answers = test((TEST, part), point["batch"])
+            right.append(scores(model, inputs).argmax(-1).numpy() == batch_answers)
+            wanted.append(batch_answers)
     baseline = np.bincount(np.concatenate(wanted)).max() / TESTED
     facts = {"accuracy": float(np.mean(right)), "baseline": float(baseline), "tested": TESTED, "n": n}
     last = statistics.mean(done.losses[-20:])
     return [point | facts | {"last_loss": last, "seconds": statistics.median(done.seconds)}]
 
 
-def scores(model: torch.nn.Module, found: np.ndarray) -> torch.Tensor:
+def scores(model: torch.nn.Module, inputs: np.ndarray) -> torch.Tensor:
     """The score of each answer (size, answers): the mean over all symbols except padding."""
-    real = torch.from_numpy(found != 0)
+    real = torch.from_numpy(inputs != 0)
     mask = None if bool(real.all()) else Mask.key_lengths(real.sum(1).numpy())
-    outputs = model(torch.from_numpy(found), attentions.masked(REDBLUE, mask, None))
+    outputs = model(torch.from_numpy(inputs), attentions.masked(REDBLUE, mask, None))
     return (outputs * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
@@ -98,11 +98,11 @@ def of_classes(documents: list[Document], n: int) -> Draw:
     def draw(seed: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(seed)
         answers = random.integers(2, size=count)
-        found = []
+        excerpts = []
         for answer in answers:
             text = by_class[answer][random.integers(len(by_class[answer]))]
             start = random.integers(len(text) - n)
-            found.append(text[start : start + n])
-        return np.stack(found).astype(np.int64), answers
+            excerpts.append(text[start : start + n])
+        return np.stack(excerpts).astype(np.int64), answers
 
     return draw
