@@ -126,7 +126,10 @@ def test_count_bound_and_plan_take_pages():
         (("plan", *SIZES, "--page", "0"), "page must be a whole number of at least 1, got 0"),
         (("plan", "llama-3-8b", "--page", "16"), "--page cannot be given with a model"),
         (("count", *SIZES, *PAGES, "--mask", "causal", "--words", "99"), "bottom-right"),
-        (("count", *SIZES, *PAGES, "--direction", "backward", "--words", "99"), "must be a forward Problem"),
+        (
+            ("count", *SIZES, *PAGES, "--direction", "backward", "--words", "99"),
+            'must be a Problem with direction="forward"',
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, says):

@@ -198,7 +198,7 @@ def test_bad_counts_are_refused(arguments, says):
 
 
 def test_sizes_beyond_the_search_are_refused():
-    with pytest.raises(RedblueError, match=r"n_q .* = 1,000,000,000, .* the tile search takes axes of at most"):
+    with pytest.raises(RedblueError, match=r"n_q .* = 1,000,000,000, .* tile search. Axes must be at most"):
         count("flash", Problem(10**9, 10**9, 128, mask=Mask.n_of_m(1, 2)), words=10**4)
     with pytest.raises(RedblueError, match="d = 10,000,000,000,000,000"):
         count("small_cache", Problem(4, 4, 10**16), words=100)

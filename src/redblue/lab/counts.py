@@ -284,7 +284,11 @@ def _stored(problem: AnyProblem, index: str | Format) -> Format | None:
     if index == "rule":
         return None
     if isinstance(problem, PagedProblem):
-        raise RedblueError(f"the mask of a paged problem is a rule without an index, got index={index!r}: use rule")
+        raise RedblueError(
+            f"the mask of a paged problem is a rule without an index, got index={index!r}: use index='rule'"
+        )
     if problem.mask.on(problem.n_q, problem.n_k).is_full:
-        raise RedblueError(f"a mask on which every query attends every key has no index, got index={index!r}: use rule")
+        raise RedblueError(
+            f"a mask on which every query attends every key has no index, got index={index!r}: use index='rule'"
+        )
     return names.parse(index)

@@ -47,12 +47,14 @@ def simulate(
     """Run `schedule` through simulated caches.
 
     caches: a list of levels, nearest first, or a Memory or its name, whose caches are simulated.
-    words: the capacity that the tiles are searched for; default: the nearest level's, unless `tiles` are given.
+    words: the capacity in words of the problem's dtype that the tiles are searched for. Default: the capacity of the
+    nearest level, unless `tiles` are given.
     tiles: tile edges by name, as for `count`.
-    packed, fetch_on_write, leading (words between the rows of an array, by its name): see redblue.machine.Cached.
-    A word has the size of the problem's dtype.
+    packed: whether loads copy a tile into dense words. leading: words from row to row of an array, by its name.
+    fetch_on_write: whether a write of a whole line reads it first (redblue.machine.Cached has the details).
 
-    Raises UnknownName, TooFewWords, and RedblueError for invalid arguments and runs of more than MAX_ACCESSES accesses.
+    Raises UnknownName (schedule or memory), TooFewWords, NotCovered, and RedblueError for invalid arguments and for
+    runs of more than 2 x 10^9 accesses.
     """
     levels = caches_of(memory(caches)) if isinstance(caches, str | Memory) else checked_levels(caches)
     if words is None and tiles is None:

@@ -33,7 +33,7 @@ Sides = tuple[int, int]  # a number for rows, and one for keys
 
 
 class PairSweep(NamedTuple):
-    """A sweep over all pairs: arrays of pairs computed, read and written, and outputs added to."""
+    """A sweep over all pairs: the arrays of pairs that it computes, reads and writes, and the outputs it adds to."""
 
     computed: tuple[str, ...]
     read: tuple[str, ...]

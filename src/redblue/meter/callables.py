@@ -43,7 +43,8 @@ def measure_callable(
     - "counters": lines at a boundary of this CPU.
     - "ncu": bytes of its GPU kernels at a boundary of the GPU.
     bytes_per_word: the size of a word, for `words` and for the record.
-    Raises RedblueError; UnknownName for another meter.
+    Raises UnknownName for another meter. Raises RedblueError, with the remedy, if the meter cannot work here, cannot
+    measure at `boundary`, cannot find fn in a child process, or measures nothing.
     """
     meters = {
         "cachegrind": lambda: _by_cachegrind(fn, args, kwargs, _cache(words, bytes_per_word, line_bytes, ways)),
@@ -117,7 +118,7 @@ def _by_interpreter(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         _callable(fn)(*args, **kwargs)
     total = tally.total()
     if not tally.launches:
-        raise RedblueError(f"{_target(fn)} launched no Triton kernel")
+        raise RedblueError(f"{_target(fn)} launched no Triton kernel: give a function that launches one")
     return {
         "boundary": "a Triton program/memory",
         "bytes_read": total.bytes_read,

@@ -89,11 +89,11 @@ def kernel_call(
     known = kernels("cpu", problem.direction)
     if schedule not in known:
         raise RedblueError(
-            f"no compiled kernel follows {schedule!r} {problem.direction}: {', '.join(known[:-1])} and {known[-1]} do"
+            f"no compiled kernel follows {schedule!r} {problem.direction}: give one of {', '.join(known)}"
         )
     if schedule == "gather":
         if tiles:
-            raise RedblueError("gather has no tiles")
+            raise RedblueError(f"the kernel of gather has no tiles, got {dict(tiles)}: leave tiles out")
         return _call(problem, schedule, {}, row, cpu.Tile(row.lanes(cpu.NUMBERS[problem.dtype]), KEYS))
     if tiles is None:
         try:
@@ -112,7 +112,7 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
         return cpu.SpillTile.of(schedule, edges)
     row_edge = "dkv_rows" if schedule == "flash" else "rows"
     if problem.direction == "backward" and edges[row_edge] != lanes:
-        raise RedblueError(f"this kernel takes {row_edge}={lanes} backward, a vector's queries, got {edges[row_edge]}")
+        raise RedblueError(f"backward, {row_edge} must be {lanes}, the queries of one vector, got {edges[row_edge]}")
     if problem.direction == "backward" and schedule == "flash":
         return cpu.TwoPassTile(**edges)
     return cpu.Tile(edges["rows"], edges["cols"])

@@ -109,7 +109,7 @@ def read_each(
     numbers = [int(match[1]) if (match := re.match(r'"?(\d+)"?,', line)) else -1 for line in lines]
     launched, profiled = sum(kernels), 1 + max(numbers, default=-1)
     if launched != profiled:
-        raise RedblueError(f"ncu profiled {profiled} kernels of the {launched} that were launched")
+        raise RedblueError(f"ncu profiled {profiled} kernels of the {launched} that were launched: measure again")
     results, first = [], 0
     for count in kernels:
         own_lines = (line for line, number in zip(lines, numbers, strict=True) if first <= number < first + count)
@@ -139,7 +139,9 @@ def read(printed: str, boundaries: Sequence[str], status: int = 0, errors: str =
     for boundary in boundaries:
         missing = [name for side in METRICS[boundary] for name in side if name not in values]
         if missing:
-            raise RedblueError(f"ncu did not report {', '.join(missing)}, which this GPU may not have")
+            raise RedblueError(
+                f"ncu did not report {', '.join(missing)}, which this GPU may not have: measure another boundary"
+            )
         reads, writes = (round(sum(values[name] for name in side)) for side in METRICS[boundary])
         by_boundary[boundary] = Moved(reads, writes, tuple(kernels.values()))
     return by_boundary

@@ -43,7 +43,10 @@ APPROXIMATE = taylor.SCHEDULES  # only `get` returns them; lists, plans and the 
 
 @checked_arguments
 def list_schedules(direction: str | None = None) -> list[str]:
-    """Return the names of all schedules, or of the schedules with a pass in `direction`."""
+    """Return the names of all schedules, or of the schedules with a pass in `direction`.
+
+    direction: "forward", "backward", "gradient_x" or "paged". No schedule has a pass in any other direction.
+    """
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 
@@ -51,7 +54,7 @@ def list_schedules(direction: str | None = None) -> list[str]:
 def covering(problem: AnyProblem) -> list[str]:
     """Return the names of the schedules that are worthwhile for the problem's direction and mask.
 
-    A schedule for scattered masks is left out if the mask is full; a schedule that takes no mask, if it is not full.
+    A full mask leaves out the schedules for scattered masks. Any other mask leaves out the schedules that take no mask.
     """
     candidates = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
     full = problem.mask.is_full

@@ -28,8 +28,9 @@ from redblue.schedules.search import cheapest, edges, spread
 
 T = TypeVar("T")
 MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
-SHORT_EDGES = 1 << 9  # numbers of rows that the search tries under a band: the lowest so many, and as many others
-OTHER_EDGES, OTHER_BLOCKS = 16, 1 << 12  # under any other mask: numbers of rows, and the most blocks of rows of each
+SHORT_EDGES = 1 << 9  # under a mask, so many of the smallest numbers of rows are tried, and so many larger ones
+OTHER_EDGES = 16  # numbers of rows that are tried under a mask that is neither full nor a band
+OTHER_BLOCKS = 1 << 12  # limit of the blocks of rows in such a try
 
 
 class Kept(Generic[T]):

@@ -53,7 +53,10 @@ def online_softmax(m: Machine, s: Tile, out_i: Tile, row_max: Tile, row_sum: Til
 
 
 def rescale(m: Machine, share: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) -> None:
-    """Replace the maxima of a partial result, `share`, by its scale factor, and rescale the statistics and outputs."""
+    """Rescale running statistics and outputs to the maxima that they have in common with a partial result.
+
+    share: the row maxima of the partial result; they are replaced by the factors with which the caller scales it.
+    """
     new_max = m.new("new_max", maximum(row_max, share))
     row_max[...] = exp(row_max - new_max)
     share[...] = exp(share - new_max)

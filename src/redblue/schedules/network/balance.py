@@ -21,7 +21,7 @@ from redblue.masks.rules.selected import attended_keys
 from redblue.masks.storage.pair_lists import degrees
 from redblue.schedules.network.placement import PLACEMENTS, Placement, placement_of
 
-TOLERANCE = 0.02  # placements whose busiest process has at most this share more pairs than the best count as balanced
+TOLERANCE = 0.02  # a placement counts as balanced if its busiest process has at most 2 % more pairs than the best one's
 MAX_TOKENS = 4 / 3  # most tokens of one process, over the mean: other layers' work is proportional to tokens
 BLOCKS_PER_PROCESS = (2, 4, 8, 16, 64)  # numbers of blocks that are tried
 

@@ -54,9 +54,9 @@ class Grid(NamedTuple):
 class Part(NamedTuple):
     """The name of a block: an array's rows of one shard, for one part of the heads.
 
-    array: "q", "k", ..., with shard: the process that owns the rows, and part: the part of the query heads or, for k, v
-    and their gradients, of the key heads; WHOLE: all heads. maker: the process that computed a partial result; WHOLE:
-    it is whole.
+    array: "q", "k", ... shard: the process that owns the rows. part: the part of the query heads, or of the key heads
+    for k, v and their gradients; WHOLE for all heads. maker: the process that computed a partial result; WHOLE for a
+    whole result.
     """
 
     array: str

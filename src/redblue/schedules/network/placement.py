@@ -74,10 +74,13 @@ def placement_of(placement: Any, n: int, world_size: int) -> Placement:
         raise RedblueError(f"placement must be {names}, or the result of best_placement, got {placement!r}")
     if placement.world_size != world_size:
         raise RedblueError(
-            f"the placement is for {placement.world_size} processes, but there are {world_size}: make one for them"
+            f"the placement is for {placement.world_size} processes, but there are {world_size}: give a placement for "
+            f"{world_size}"
         )
     if placement.n != n:
-        raise RedblueError(f"the placement is for {placement.n:,} tokens, but there are {n:,}: make one for them")
+        raise RedblueError(
+            f"the placement is for {placement.n:,} tokens, but there are {n:,}: give a placement for {n:,}"
+        )
     return placement
 
 
