@@ -74,13 +74,13 @@ def show(name: str, measured: Measured) -> None:
     print(f"{name:10} {measured.seconds:8.2f} s{memory}")
 
 
-def check_close(what: str, ours: Any, theirs: Any, tolerance: float) -> None:
+def check_close(label: str, ours: Any, theirs: Any, tolerance: float) -> None:
     """Print the largest difference of two tensors, relative to the largest entry of `theirs`.
 
     End the program if this number exceeds the tolerance.
     """
     scale = max(float(theirs.abs().max()), 1e-30)
     difference = float((ours - theirs).abs().max()) / scale
-    print(f"{what}: largest relative difference {difference:.1e}")
+    print(f"{label}: largest relative difference {difference:.1e}")
     if not difference <= tolerance:
-        raise SystemExit(f"{what} differ by more than {tolerance}")
+        raise SystemExit(f"{label} differ by more than {tolerance}")

@@ -132,12 +132,12 @@ class Engine:
     def submit(self, prompt: bytes, max_tokens: int) -> Request:
         """Queue a request. Raises Refused if the request can never fit, or if the engine is stopping."""
         most = len(prompt) + max_tokens - 1  # the last token is never fed
-        needed, there = self._pages_for(most), len(self.pages.references)
-        if needed > there:
+        needed, pages = self._pages_for(most), len(self.pages.references)
+        if needed > pages:
             raise Refused(
                 413,
                 f"a prompt of {len(prompt)} bytes with max_tokens {max_tokens} needs {needed} pages of {self.page} "
-                f"tokens, but the server has {there}: shorten the prompt or lower max_tokens",
+                f"tokens, but the server has {pages}: shorten the prompt or lower max_tokens",
             )
         if self.stopping:
             raise Refused(503, "the server is stopping: send the request again later", Retry_After=1)

@@ -166,13 +166,13 @@ def test_a_wheel_that_is_too_large_is_refused(script, tmp_path):
 
 def test_flags_of_the_environment_do_not_tune_the_core(script, tmp_path, monkeypatch):
     """The build sees neither CXXFLAGS nor CMAKE_ARGS."""
-    seen = []
+    environments = []
     monkeypatch.setenv("CXXFLAGS", "-march=native")
     monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_BUILD_TYPE=Debug")
 
     def run(*command, env=None, **options):
         if "wheel" in command:
-            seen.append(env)
+            environments.append(env)
             (tmp_path / "raw3.12").mkdir()
             (tmp_path / "raw3.12" / "redblue-1-cp312-abi3-macosx_11_0_arm64.whl").touch()
 
@@ -182,5 +182,5 @@ def test_flags_of_the_environment_do_not_tune_the_core(script, tmp_path, monkeyp
     monkeypatch.setattr(script.sys, "platform", "darwin")
     (tmp_path / "out").mkdir()
     assert script.build_wheel("python", tmp_path / "s.tar.gz", tmp_path, tmp_path / "out").exists()
-    assert not {"CXXFLAGS", "CMAKE_ARGS"} & set(seen[0])
-    assert "PATH" in seen[0]
+    assert not {"CXXFLAGS", "CMAKE_ARGS"} & set(environments[0])
+    assert "PATH" in environments[0]

@@ -160,10 +160,10 @@ def candidate(number: int, counts: list[int] | None = None) -> Iterator[None]:
     usual = gpu.plan
 
     def chosen(*request: Any) -> Any:
-        found = candidates(*request)
+        launches = candidates(*request)
         if counts is not None:
-            counts.append(len(found))
-        return found[min(number, len(found) - 1)]
+            counts.append(len(launches))
+        return launches[min(number, len(launches) - 1)]
 
     gpu.plan = chosen
     try:
@@ -227,10 +227,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="time limit (%(default)s)")
     parser.add_argument("--only", default="", help="calls whose title contains this")
-    given = parser.parse_args()
-    todo = [(call, [x for x in names if x in OURS]) for call, names in plan() if given.only in call.title]
-    end = time.monotonic() + given.seconds
-    with Ahead(Card(), given.jobs) as ahead:  # an H100
+    options = parser.parse_args()
+    todo = [(call, [x for x in names if x in OURS]) for call, names in plan() if options.only in call.title]
+    end = time.monotonic() + options.seconds
+    with Ahead(Card(), options.jobs) as ahead:  # an H100
         ahead.start(todo)
         for call, _ in todo:
             ahead.wait(call, end - time.monotonic())

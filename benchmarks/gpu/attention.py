@@ -42,23 +42,23 @@ PATIENCE_SECONDS = 75  # for one call of a contender, because neither compilers 
 WAIT_SECONDS = 100.0  # for other processes to compile the kernels of one call
 
 
-def left(kept: Kept, given: argparse.Namespace) -> list[tuple[Call, list[str]]]:
+def left(kept: Kept, options: argparse.Namespace) -> list[tuple[Call, list[str]]]:
     """The points still to be measured, in order, then those that failed temporarily.
 
     If redblue is to be measured, the peers of the same entry are measured again, because they alternate with redblue.
     """
     before = {(point.call, point.contender): point.passing for point in kept.points}
     timed = {(point.call, point.contender) for point in kept.points if point.seconds}
-    found = []
+    pending = []
     for passing in (None, True):
-        for call, names in plan(given.dry):
+        for call, names in plan(options.dry):
             missing = {x for x in names if before.get((call, x)) is passing}
             if missing & {*OURS}:
                 missing |= {x for x in names if (call, x) in timed}
-            wanted = [x for x in names if x in missing and (x in OURS or not given.alone)]
-            if wanted and (not given.only or given.only in call.title):
-                found.append((call, wanted))
-    return found
+            wanted = [x for x in names if x in missing and (x in OURS or not options.alone)]
+            if wanted and (not options.only or options.only in call.title):
+                pending.append((call, wanted))
+    return pending
 
 
 class Bench:
@@ -139,16 +139,16 @@ class Bench:
                 self.kept.peaks[dtype] = self.ask("peak", dtype, side)  # pyright: ignore
 
 
-def run(kept: Kept, given: argparse.Namespace, worker: Worker | Here, console: Console) -> None:
+def run(kept: Kept, options: argparse.Namespace, worker: Worker | Here, console: Console) -> None:
     """Measure the missing points until the budget is spent."""
-    end, todo = time.monotonic() + given.budget, left(kept, given)
-    bench = Bench(kept, given.json, worker, end, console)
+    end, todo = time.monotonic() + options.budget, left(kept, options)
+    bench = Bench(kept, options.json, worker, end, console)
     with contextlib.ExitStack() as stack:
         stack.callback(worker.end)
-        ahead = None if given.dry else stack.enter_context(Ahead.on_device())
+        ahead = None if options.dry else stack.enter_context(Ahead.on_device())
         if ahead:
             ahead.start(todo)
-        bench.rates(given.dry)
+        bench.rates(options.dry)
         for call, names in todo:
             if ahead:
                 ahead.wait(call, min(WAIT_SECONDS, end - time.monotonic()))
@@ -176,43 +176,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--show", action="store_true", help="measure nothing; show the tables and draw the figure of the kept results"
     )
-    given = parser.parse_args()
-    if given.dry and given.json is None and not given.list:
+    options = parser.parse_args()
+    if options.dry and options.json is None and not options.list:
         parser.error("--dry needs --json, because its results must not replace measured ones")
-    given.json = given.json or KEPT
-    return given
+    options.json = options.json or KEPT
+    return options
 
 
-def say_plan(given: argparse.Namespace, console: Console) -> None:
-    todo = left(Kept({}), given)
+def say_plan(options: argparse.Namespace, console: Console) -> None:
+    todo = left(Kept({}), options)
     for call, names in todo:
         console.print(f"{call.title}: {', '.join(names)}", highlight=False)
     console.print(f"{sum(len(names) for _, names in todo)} points of {len({call for call, _ in todo})} calls")
 
 
 def main() -> None:
-    given = arguments()
+    options = arguments()
     console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
-    if given.list:
-        say_plan(given, console)
+    if options.list:
+        say_plan(options, console)
         return
-    if given.show:
-        kept = Kept.read(given.json)
+    if options.show:
+        kept = Kept.read(options.json)
         show(kept, console)
-        draw(kept, given.json.with_suffix(".svg"))
+        draw(kept, options.json.with_suffix(".svg"))
         return
-    if not given.dry and not torch.cuda.is_available():
+    if not options.dry and not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
-    facts = about(given.dry)
-    kept = Kept(facts) if given.fresh else resumed((given.json, given.resume), facts, console)
+    facts = about(options.dry)
+    kept = Kept(facts) if options.fresh else resumed((options.json, options.resume), facts, console)
     try:
-        run(kept, given, Here(race.dry) if given.dry else Worker(race.on_device), console)
+        run(kept, options, Here(race.dry) if options.dry else Worker(race.on_device), console)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    kept.write(given.json)
+    kept.write(options.json)
     show(kept, console)
-    draw(kept, given.json.with_suffix(".svg"))
-    say_left(left(kept, given), console)
+    draw(kept, options.json.with_suffix(".svg"))
+    say_left(left(kept, options), console)
     if any(point.wrong for point in kept.points if point.contender in OURS):
         sys.exit("wrong results, which were not timed: see above")
 

@@ -127,10 +127,10 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="without a GPU: only the closed forms")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds (%(default)s)")
     parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
-    given, console = parser.parse_args(), Console(width=None if sys.stdout.isatty() else 132)
-    if not given.dry and not torch.cuda.is_available():
+    options, console = parser.parse_args(), Console(width=None if sys.stdout.isatty() else 132)
+    if not options.dry and not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
-    end, card = time.monotonic() + given.budget, Card() if given.dry else card_of(torch.device("cuda"))
+    end, card = time.monotonic() + options.budget, Card() if options.dry else card_of(torch.device("cuda"))
     rows: list[Counted] = []
     for direction, d in COUNTED:
         place = direction, d, ALL_KILOBYTES, "auto"
@@ -138,13 +138,13 @@ def main() -> None:
         left = end - time.monotonic()
         try:
             row = predicted(place, card)
-            if not given.dry and left > 1:
+            if not options.dry and left > 1:
                 with patience(min(PATIENCE_SECONDS, left)):
                     ((row.l1_l2_bytes, row.l2_dram_bytes),) = bytes_of([place])
         except (RedblueError, TimeoutError) as failure:
             row.failure = str(failure)
         rows.append(row)
-        write(given.json, rows)
+        write(options.json, rows)
     show(rows, console)
     for row in rows:
         if row.failure:

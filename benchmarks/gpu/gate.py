@@ -53,7 +53,7 @@ class Gate:
         errors = [relative_errors(list(part), exact) for part, exact in zip(parts, self.exact, strict=True)]
         factor = MAX_OURS if name in OURS else MAX_PEER
         worst = [max(each) for each in zip(*errors, strict=True)]
-        if all(within(one, allowed, factor) for one, allowed in zip(errors, self.allowed, strict=True)):
+        if all(within(error, allowed, factor) for error, allowed in zip(errors, self.allowed, strict=True)):
             return worst
         if name in OURS:
             raise Red(f"{name}, {self.call.title}: errors {errors}, errors of the unfused expression {self.allowed}")

@@ -161,9 +161,9 @@ def check_small(variant: Variant, d: int, case: Case) -> dict[str, Any]:
     task = task_of(q, k, v, out.to(case.dtype), lse.float(), dout, case.band, results)
     for run in variant.runs(task):
         run()
-    found = errors(results, right)
-    good = all(a <= MAX_RATIO * max(b, 1e-3) for a, b in zip(found, unfused, strict=True))
-    return {"case": str(case), "errors": found, "unfused": unfused, "good": good}
+    own_errors = errors(results, right)
+    good = all(a <= MAX_RATIO * max(b, 1e-3) for a, b in zip(own_errors, unfused, strict=True))
+    return {"case": str(case), "errors": own_errors, "unfused": unfused, "good": good}
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -175,13 +175,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
 def peers(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> dict[str, Callable[[], object]]:
     from torch.nn.attention import SDPBackend, sdpa_kernel  # pyright: ignore[reportMissingImports]
 
-    found: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Callable[[], object]] = {}
     for name, backend in (("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION), ("sdpa-flash", SDPBackend.FLASH_ATTENTION)):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         with contextlib.suppress(RuntimeError), sdpa_kernel(backend):
             out = torch.nn.functional.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=causal)
-            found[name] = lambda out=out, leaves=leaves: torch.autograd.grad(out, leaves, dout, retain_graph=True)
-    return found
+            calls[name] = lambda out=out, leaves=leaves: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    return calls
 
 
 def in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -217,14 +217,14 @@ def measure(variant: Variant, d: int, band: Band) -> dict[str, Any]:
 
     ours()
     torch.cuda.synchronize()
-    mask, found, unfused = band.attends(N, N, "cuda"), [], []
+    mask, own_errors, unfused = band.attends(N, N, "cuda"), [], []
     for head in (slice(0, 1), slice(HEADS - 1, HEADS)):
         arrays = [x[:, head] for x in (q, k, v, dout)]
         right = exact(*arrays, scale, mask, torch.float64)[2:]  # pyright: ignore[reportCallIssue]
-        found += errors([x[:, head] for x in results], right)
+        own_errors += errors([x[:, head] for x in results], right)
         unfused += errors(exact(*arrays, scale, mask, torch.bfloat16)[2:], right)  # pyright: ignore[reportCallIssue]
-    good = all(a <= MAX_RATIO * b for a, b in zip(found, unfused, strict=True))
-    row: dict[str, Any] = {"errors": found, "unfused": unfused, "good": good}
+    good = all(a <= MAX_RATIO * b for a, b in zip(own_errors, unfused, strict=True))
+    row: dict[str, Any] = {"errors": own_errors, "unfused": unfused, "good": good}
     times = in_turns(
         {"ours": ours, **dict(zip(("prepare", "fused", "finish"), runs, strict=True)), **peers(q, k, v, dout, causal)}
     )

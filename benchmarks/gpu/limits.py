@@ -27,24 +27,28 @@ def _ours(times: Times, call: Call) -> float | None:
     return min((times.get(call, {})[name] for name in OURS if name in times.get(call, {})), default=None)
 
 
-def _rate(what: str, must: float, call: Call) -> Limit:
+def _rate(title: str, must: float, call: Call) -> Limit:
     def value(times: Times, bandwidth: float) -> float | None:
         seconds = _ours(times, call)
         return seconds and call.flops / seconds / 1e12
 
-    return Limit(what, must, value, "TFLOP/s")
+    return Limit(title, must, value, "TFLOP/s")
 
 
-def _over(what: str, must: float, peers: tuple[str, ...], *calls: Call) -> Limit:
+def _over(title: str, must: float, peers: tuple[str, ...], *calls: Call) -> Limit:
     """The time of the best peer that supports all calls, over redblue's time."""
 
     def value(times: Times, bandwidth: float) -> float | None:
         each = [times.get(call, {}) for call in calls]
-        totals = [sum(one[name] for one in each) for name in peers if all(name in one for one in each)]
+        totals = [
+            sum(seconds_by_name[name] for seconds_by_name in each)
+            for name in peers
+            if all(name in seconds_by_name for seconds_by_name in each)
+        ]
         ours = [_ours(times, call) or 0 for call in calls]
         return min(totals) / sum(ours) if totals and all(ours) else None
 
-    return Limit(what, must, value)
+    return Limit(title, must, value)
 
 
 def _sparse(call: Call, must: float) -> Limit:

@@ -127,35 +127,35 @@ def arrays_of(case: Case, device: str, like: Callable[..., torch.Tensor] = torch
         torch.manual_seed(case.d)
     kind: dict[str, Any] = {"dtype": getattr(torch, case.dtype), "device": device}
     d_v = case.d_v or case.d
-    found = {
+    arrays = {
         "q": like(2, case.heads, case.n_q, case.d, **kind),
         "k": like(2, case.kv_heads, case.n_k, case.d, **kind),
         "v": like(2, case.kv_heads, case.n_k, d_v, **kind),
     }
     sums = kind | {"dtype": torch.float32}
     if "bias" in case.options:
-        found["bias"] = like(case.heads, 1, case.n_k, **sums)
+        arrays["bias"] = like(case.heads, 1, case.n_k, **sums)
     if "sinks" in case.options:
-        found["sinks"] = like(case.heads, **sums)
-    return found
+        arrays["sinks"] = like(case.heads, **sums)
+    return arrays
 
 
 def options_of(case: Case, device: str) -> dict[str, Any]:
     """The options that are not arrays with gradients."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "causal" in case.options:
-        found["mask"] = rb.Mask.causal()
+        options["mask"] = rb.Mask.causal()
     if "blocks" in case.options:
         block = max(8, case.n_k // 10)
         layout = [[(3 * i + j) % 4 < 2 for j in range(-(-case.n_k // block))] for i in range(-(-case.n_q // block))]
-        found["mask"] = rb.Mask.blocks(layout, block)
+        options["mask"] = rb.Mask.blocks(layout, block)
     if "softcap" in case.options:
-        found["softcap"] = 5.0
+        options["softcap"] = 5.0
     if "alibi" in case.options:
-        found["alibi"] = torch.linspace(0.01, 0.1, case.heads, device=device)
+        options["alibi"] = torch.linspace(0.01, 0.1, case.heads, device=device)
     if "dropout" in case.options:
-        found |= {"dropout": 0.3, "seed": 11}
-    return found
+        options |= {"dropout": 0.3, "seed": 11}
+    return options
 
 
 def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backward: bool) -> dict[str, torch.Tensor]:
@@ -163,12 +163,12 @@ def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backwar
     leaves = {name: x.detach().requires_grad_(backward) for name, x in arrays.items()}
     device = arrays["q"].device
     out = rb.attention(**leaves, **options_of(case, str(device)), **({"schedule": schedule} if schedule else {}))
-    found = {"out": out.detach()}
+    results = {"out": out.detach()}
     if backward:
         weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(device, out.dtype)
         grads = torch.autograd.grad(out, list(leaves.values()), weights)
-        found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
-    return found
+        results |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return results
 
 
 def paged(case: Case, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -185,11 +185,11 @@ def paged(case: Case, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {"out": out.transpose(1, 2)}
 
 
-def worst_error(name: str, found: torch.Tensor, exact: torch.Tensor) -> float:
+def worst_error(name: str, result: torch.Tensor, exact: torch.Tensor) -> float:
     """The larger error of the first head of the first sequence and the last head of the last one."""
-    if found.dim() < 4:  # gradients of options are compared as a whole
-        return relative_errors([found.cpu()], [exact])[0]
-    return max(relative_errors([found[i, i].cpu()], [exact[i, i]])[0] for i in (0, -1))
+    if result.dim() < 4:  # gradients of options are compared as a whole
+        return relative_errors([result.cpu()], [exact])[0]
+    return max(relative_errors([result[i, i].cpu()], [exact[i, i]])[0] for i in (0, -1))
 
 
 class Cases:
@@ -203,10 +203,10 @@ class Cases:
         arrays = arrays_of(case, "cpu")
         with torch.random.fork_rng(devices=[]):
             exact = attended(case, {name: x.double() for name, x in arrays.items()}, "", not case.page)
-        given = {name: x.to(self.device) for name, x in arrays.items()}
+        inputs = {name: x.to(self.device) for name, x in arrays.items()}
         with _interpreted() if self.device == "cpu" else contextlib.nullcontext(), candidate(case.candidate):
-            found = paged(case, given) if case.page else attended(case, given, case.schedule, True)
-        errors = {name: worst_error(name, x, exact[name]) for name, x in found.items()}
+            results = paged(case, inputs) if case.page else attended(case, inputs, case.schedule, True)
+        errors = {name: worst_error(name, x, exact[name]) for name, x in results.items()}
         if not all(error <= MAX_ERROR[case.dtype] for error in errors.values()):
             raise Red(", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
         return errors
@@ -302,8 +302,8 @@ def _followed(command: list[str], todo: list[Case], end: float, kept: Kept) -> i
         if line.startswith("CASE "):
             current, began, start = Outcome(todo[int(line[5:])], "memcheck"), began + 1, time.monotonic()
         elif line.startswith("DONE ") and current:
-            found = json.loads(line[5:])
-            current.errors, current.failure = found["errors"], found["failure"]
+            outcome = json.loads(line[5:])
+            current.errors, current.failure = outcome["errors"], outcome["failure"]
             current.seconds = time.monotonic() - start
             kept.add(current)
             current = None
@@ -348,13 +348,13 @@ def inside(numbers: str) -> None:
     every, maker = list(cases()), on_device()
     for number in map(int, numbers.split(",")):
         print(f"CASE {number}", flush=True)
-        found: dict[str, Any] = {"errors": {}, "failure": ""}
+        outcome: dict[str, Any] = {"errors": {}, "failure": ""}
         try:
-            found["errors"] = maker.make(every[number])
+            outcome["errors"] = maker.make(every[number])
             torch.cuda.synchronize()
         except Exception as failure:  # the next case may still run
-            found["failure"] = f"{type(failure).__name__}: {failure}".split("\n")[0]
-        print(f"DONE {json.dumps(found)}", flush=True)
+            outcome["failure"] = f"{type(failure).__name__}: {failure}".split("\n")[0]
+        print(f"DONE {json.dumps(outcome)}", flush=True)
 
 
 def main() -> None:
@@ -363,20 +363,20 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds (%(default)s)")
     parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside:
-        inside(given.inside)
+    options = parser.parse_args()
+    if options.inside:
+        inside(options.inside)
         return
-    end, console = time.monotonic() + given.budget, Console(width=None if sys.stdout.isatty() else 132)
-    kept, todo = Kept(given.json, console), list(cases())
-    if given.dry:
+    end, console = time.monotonic() + options.budget, Console(width=None if sys.stdout.isatty() else 132)
+    kept, todo = Kept(options.json, console), list(cases())
+    if options.dry:
         todo = list(dict.fromkeys(smaller(case) for case in todo if case.d in DRY_WIDTHS and not case.candidate))
         plain(todo, Here(dry), end, kept)
     else:
         if not torch.cuda.is_available():
             sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
         card = card_of(torch.device("cuda"))
-        side_by_side(compiled, [(case, card) for case in todo], given.budget / 2, console)
+        side_by_side(compiled, [(case, card) for case in todo], options.budget / 2, console)
         plain(todo, Worker(on_device), end, kept)
         sanitized(todo, end, kept)
     wrong = sum(not outcome.right for outcome in kept.outcomes)

@@ -45,10 +45,10 @@ class Here:
         self.made = make()
 
     def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
-        status, found = _outcome(self.made, method, arguments)
+        status, outcome = _outcome(self.made, method, arguments)
         if status == "failed":
-            raise Failed(*found)
-        return found
+            raise Failed(*outcome)
+        return outcome
 
     def end(self) -> None:
         pass
@@ -71,15 +71,15 @@ class Worker:
             self._start(min(START_SECONDS, seconds))
         try:
             self.pipe.send((method, arguments))
-            status, found = self._answer(seconds)
+            status, outcome = self._answer(seconds)
         except (EOFError, OSError) as error:
             raise Lost(f"the process ended with status {self.end()}") from error
         if status == "lost":
             self.end()
-            raise Lost(found)
+            raise Lost(outcome)
         if status == "failed":
-            raise Failed(*found)
-        return found
+            raise Failed(*outcome)
+        return outcome
 
     def end(self) -> int | None:
         """End the process, even if it hangs. Returns its exit status, which is negative after a signal."""
@@ -99,12 +99,12 @@ class Worker:
         self.process.start()
         theirs.close()
         try:
-            status, found = self._answer(seconds)
+            status, outcome = self._answer(seconds)
         except EOFError as error:
             raise Lost(f"the process ended before its first call, with status {self.end()}") from error
         if status == "lost":
             self.end()
-            raise Lost(f"the start of the process {found}")
+            raise Lost(f"the start of the process {outcome}")
 
     def _answer(self, seconds: float) -> tuple[str, Any]:
         if not self.pipe.poll(max(0.0, seconds)):

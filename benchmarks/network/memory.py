@@ -54,17 +54,19 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--schedule", default="auto")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args()
-    found: list[dict[str, Any]] = local.run(measure, given.processes, given.n, given.window, given.schedule)
-    for rank, row in enumerate(found):
+    options = parser.parse_args()
+    rows_of_processes: list[dict[str, Any]] = local.run(
+        measure, options.processes, options.n, options.window, options.schedule
+    )
+    for rank, row in enumerate(rows_of_processes):
         row["peak_over_parts"] = round(row["peak_bytes"] / row["parts_bytes"], 3)
         print(
             f"rank {rank}: parts {row['parts_bytes'] / 2**20:.0f} MiB, peak {row['peak_bytes'] / 2**20:.0f} MiB, "
             f"x {row['peak_over_parts']:.2f}, {row['seconds']:.1f} s"
         )
-    if given.json:
-        about = {"date": datetime.date.today().isoformat(), "n": given.n, "window": given.window, "d": D}
-        given.json.write_text(json.dumps(about | {"processes": found}, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        about = {"date": datetime.date.today().isoformat(), "n": options.n, "window": options.window, "d": D}
+        options.json.write_text(json.dumps(about | {"processes": rows_of_processes}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

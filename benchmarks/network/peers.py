@@ -42,7 +42,7 @@ def measure(n: int, heads: int, rounds: int) -> dict[str, dict[str, dict[str, li
 
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(1, n, heads, D, generator=generator).bfloat16() for _ in range(3)]
-    found: dict[str, Any] = {}
+    seconds: dict[str, Any] = {}
     with flash_attn.install():
         for name, mask, placement in (
             ("causal", rb.Mask.causal(), "zigzag"),
@@ -50,8 +50,8 @@ def measure(n: int, heads: int, rounds: int) -> dict[str, dict[str, dict[str, li
         ):
             calls = contenders(name, n, mask, placement)
             right = rb.attention(*(x.transpose(1, 2) for x in whole), mask=mask).transpose(1, 2)
-            found[name] = timed(calls, whole, right, placement, rounds)
-    return found
+            seconds[name] = timed(calls, whole, right, placement, rounds)
+    return seconds
 
 
 def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Callable[..., Any]]:
@@ -148,26 +148,26 @@ def main() -> None:
     parser.add_argument("--gbit", type=float, default=0.0, help="bandwidth of each link; 0: no links, one computer")
     parser.add_argument("--milliseconds", type=float, default=0.0, help="latency of each link")
     parser.add_argument("--json", type=Path, help="write the figures here; others in the file stay")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with ExitStack() as stack:
         names = None
-        if given.gbit:
-            names = stack.enter_context(links.namespaces(given.processes, given.gbit, given.milliseconds))
+        if options.gbit:
+            names = stack.enter_context(links.namespaces(options.processes, options.gbit, options.milliseconds))
         os.environ["GLOO_SOCKET_IFNAME"] = links.INTERFACE if names else "lo"
-        arguments = given.n, given.heads, given.rounds
-        seconds = local.run(measure, given.processes, *arguments, namespaces=names)[0]
-    found = {name: compared(each) for name, each in seconds.items()}
-    for mask, rows in found.items():
+        arguments = options.n, options.heads, options.rounds
+        seconds = local.run(measure, options.processes, *arguments, namespaces=names)[0]
+    figures = {name: compared(each) for name, each in seconds.items()}
+    for mask, rows in figures.items():
         for name, kinds in rows.items():
             row = "  ".join(f"{k} {x['seconds']:.3f} s, x {x['over_redblue']:.2f}" for k, x in kinds.items())
             print(f"{mask:8}{name:24}{row}")
-    if given.json:
+    if options.json:
         named = ("n", "heads", "processes", "rounds", "gbit", "milliseconds")
-        sizes = {"d": D, **{name: getattr(given, name) for name in named}}
+        sizes = {"d": D, **{name: getattr(options, name) for name in named}}
         about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count(), **sizes}
-        kept = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
-        peers = kept.get("peers", {}) | {"links" if given.gbit else "one_computer": about | found}
-        given.json.write_text(json.dumps(kept | {"peers": peers}) + "\n", encoding="utf-8")
+        kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
+        peers = kept.get("peers", {}) | {"links" if options.gbit else "one_computer": about | figures}
+        options.json.write_text(json.dumps(kept | {"peers": peers}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
         return distributed.shard(x, dim=dim, placement="zigzag")
 
     own, following, places = part(tokens[:-1]), part(tokens[1:]), part(positions)
-    found, begin = [], time.perf_counter()
+    curve, begin = [], time.perf_counter()
     for _ in range(steps):
         x = embedding[own] + places
         for layer in layers:
@@ -65,8 +65,8 @@ def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
         optimizer.step()
         total = loss.detach().clone()
         dist.all_reduce(total)
-        found.append(float(total))
-    return found, time.perf_counter() - begin
+        curve.append(float(total))
+    return curve, time.perf_counter() - begin
 
 
 def main() -> None:
@@ -76,17 +76,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    given = parser.parse_args()
+    options = parser.parse_args()
     curves = {}
-    for size in (given.processes, 1):
-        curves[size], seconds = local.run(losses, size, given.n, given.window, given.steps)[0]
+    for size in (options.processes, 1):
+        curves[size], seconds = local.run(losses, size, options.n, options.window, options.steps)[0]
         print(f"{size} processes: loss {curves[size][0]:.5f} to {curves[size][-1]:.5f}, {seconds:.0f} s", flush=True)
     difference = max(abs(a - b) for a, b in zip(*curves.values(), strict=True))
     print(f"largest difference of a step's loss: {difference:.1e}")
-    if given.json:
-        about = {"date": datetime.date.today().isoformat(), "n": given.n, "window": given.window}
-        found = {"losses": curves, "largest_difference": difference}
-        given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        about = {"date": datetime.date.today().isoformat(), "n": options.n, "window": options.window}
+        results = {"losses": curves, "largest_difference": difference}
+        options.json.write_text(json.dumps(about | results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -108,22 +108,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each time; medians over them")
     parser.add_argument("--only", choices=GROUPS, help="one group of cases")
     parser.add_argument("--json", type=Path, help="write the figures here; groups that are not measured stay")
-    given = parser.parse_args()
-    found: dict[str, Any] = {}
+    options = parser.parse_args()
+    judged: dict[str, Any] = {}
     for name, (sizes, chosen) in GROUPS.items():
         judge = about_bytes if name == "bytes" else about_times
-        for processes in sizes if given.only in (None, name) else ():
-            rounds = given.rounds if name == "times" else 0
-            for result in run(chosen, processes, given.gbit, given.milliseconds, rounds):
-                found.setdefault(name, []).append(judge(result, processes, given.gbit))
-                print("  ".join(f"{key} {value}" for key, value in found[name][-1].items()), flush=True)
-    if given.json:
-        link = {"gbit": given.gbit, "milliseconds": given.milliseconds}
+        for processes in sizes if options.only in (None, name) else ():
+            rounds = options.rounds if name == "times" else 0
+            for result in run(chosen, processes, options.gbit, options.milliseconds, rounds):
+                judged.setdefault(name, []).append(judge(result, processes, options.gbit))
+                print("  ".join(f"{key} {value}" for key, value in judged[name][-1].items()), flush=True)
+    if options.json:
+        link = {"gbit": options.gbit, "milliseconds": options.milliseconds}
         about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model, "cores": os.cpu_count(), **link}
-        kept = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
-        groups = kept | {name: {**about, "cases": cases} for name, cases in found.items()}
+        kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
+        groups = kept | {name: {**about, "cases": cases} for name, cases in judged.items()}
         text = json.dumps(groups).replace('{"processes"', '\n{"processes"').replace('{"schedule"', '\n{"schedule"')
-        given.json.write_text(text + "\n", encoding="utf-8")
+        options.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

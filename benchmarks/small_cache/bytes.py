@@ -31,7 +31,7 @@ def bytes_of(places: Sequence[Place]) -> list[tuple[int, int]]:
         status, output, errors = ncu.csv_of(command, BOUNDARIES, os.environ)
         launched = json.loads(kernels.read_text()) if kernels.exists() else []
     counts = ncu.read_each(output, launched, BOUNDARIES, status, errors)
-    near, far = ([one[name].bytes_read + one[name].bytes_written for one in counts] for name in BOUNDARIES)
+    near, far = ([counted[name].bytes_read + counted[name].bytes_written for counted in counts] for name in BOUNDARIES)
     return list(zip(near, far, strict=True))
 
 

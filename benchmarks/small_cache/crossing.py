@@ -96,15 +96,15 @@ def everything() -> list[Row]:
     return [counted(way, d, kb, name) for way in DIRECTIONS for kb in KILOBYTES for d in WIDTHS for name in SCHEDULES]
 
 
-def crossing(rows: list[Row], first: str, second: str, what: str) -> float | None:
+def crossing(rows: list[Row], first: str, second: str, quantity: str) -> float | None:
     """The d^2 / M beyond which `second` takes fewer words or seconds (`what`) than `first`. rows: for one memory size.
 
     The ratio is interpolated linearly between head dimensions. None if the schedules do not cross.
     """
     amounts: dict[int, dict[str, float]] = {}
     for row in rows:
-        if getattr(row, what):
-            amounts.setdefault(row.d, {})[row.schedule] = getattr(row, what)
+        if getattr(row, quantity):
+            amounts.setdefault(row.d, {})[row.schedule] = getattr(row, quantity)
     ratios = [(d, each[first] / each[second]) for d, each in sorted(amounts.items()) if {first, second} <= set(each)]
     for (d, low), (wider, high) in pairwise(ratios):
         if low <= 1 < high:
@@ -130,15 +130,17 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
 def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
     """Print, for each memory size, where another schedule becomes better in words and, if measured, in time."""
-    for what in ("words", "seconds"):
-        if not any(getattr(row, what) for row in rows):
+    for quantity in ("words", "seconds"):
+        if not any(getattr(row, quantity) for row in rows):
             continue
         heads = [f"{first}\n-> {second}" for first, second in PAIRS]
-        made = table(("direction",), ("KB", *heads), title=f"d^2 / M beyond which another schedule takes fewer {what}")
+        made = table(
+            ("direction",), ("KB", *heads), title=f"d^2 / M beyond which another schedule takes fewer {quantity}"
+        )
         for direction in DIRECTIONS:
             for kb in KILOBYTES:
                 some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
-                places = (crossing(some, *pair, what) for pair in PAIRS)
+                places = (crossing(some, *pair, quantity) for pair in PAIRS)
                 made.add_row(direction, str(kb), *("" if x is None else f"{x:.2f}" for x in places))
         console.print(made)
     when = days(row.date for row in rows if row.seconds)
@@ -148,16 +150,18 @@ def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
 
 def crossings(rows: list[Row]) -> list[dict[str, Any]]:
     """All crossings, for each direction and memory size, in words and in seconds."""
-    found = []
+    entries = []
     for direction in DIRECTIONS:
         for kb in KILOBYTES:
             some = [row for row in rows if (row.direction, row.kilobytes) == (direction, kb)]
-            for what in ("words", "seconds"):
+            for quantity in ("words", "seconds"):
                 for pair in PAIRS:
-                    at = crossing(some, *pair, what)
-                    if at is not None:
-                        found.append({"direction": direction, "what": what, "schedule": pair[1], "d2_over_M": at})
-    return found
+                    ratio = crossing(some, *pair, quantity)
+                    if ratio is not None:
+                        entries.append(
+                            {"direction": direction, "what": quantity, "schedule": pair[1], "d2_over_M": ratio}
+                        )
+    return entries
 
 
 def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
@@ -183,20 +187,20 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    given, console = arguments(), Console()
-    if given.show:
-        facts, rows = read(given.json)
-    elif given.dry:
-        if given.json.exists() and any(row.launch for row in read(given.json)[1]):
-            raise SystemExit(f"{given.json} holds measurements, which --dry would overwrite: give another --json")
+    options, console = arguments(), Console()
+    if options.show:
+        facts, rows = read(options.json)
+    elif options.dry:
+        if options.json.exists() and any(row.launch for row in read(options.json)[1]):
+            raise SystemExit(f"{options.json} holds measurements, which --dry would overwrite: give another --json")
         facts, rows = about(), everything()
     else:
         from benchmarks.small_cache import device as small_cache_device
 
-        facts, rows = small_cache_device.measured(given.json, given.budget, console)
-    write(given.json, facts, rows)
+        facts, rows = small_cache_device.measured(options.json, options.budget, console)
+    write(options.json, facts, rows)
     show(facts, rows, console)
-    draw(given.json.with_suffix(".svg"), facts, rows)
+    draw(options.json.with_suffix(".svg"), facts, rows)
 
 
 if __name__ == "__main__":

@@ -60,13 +60,13 @@ def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any
     side_by_side(_compiled, todo, min(budget / 3, AHEAD_SECONDS), console)
     _time(rows, end, lambda: small_cache.write(path, facts, rows), console)
     _count_bytes(rows, end, lambda: small_cache.write(path, facts, rows), console)
-    for what, left in (
+    for state, left in (
         ("timed", sum(not row.launch for row in _in_order(rows))),
         ("whose bytes were not counted", sum(bool(row.seconds) and not row.l1_l2_bytes for row in rows)),
     ):
         if left:
             console.print(
-                f"left out: {left} launches {'not ' * (what == 'timed')}{what}; the next run continues with them"
+                f"left out: {left} launches {'not ' * (state == 'timed')}{state}; the next run continues with them"
             )
     return facts, rows
 

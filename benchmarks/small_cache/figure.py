@@ -37,8 +37,8 @@ def draw(
     """
     rows, crossings = list(rows), list(crossings)
 
-    def feet(way: str, what: str) -> list[dict[str, Any]]:
-        return [each for each in crossings if (each["direction"], each["what"]) == (way, what)]
+    def feet(way: str, quantity: str) -> list[dict[str, Any]]:
+        return [each for each in crossings if (each["direction"], each["what"]) == (way, quantity)]
 
     panels = [
         words(f"{way}: words, counted", [row for row in rows if row["direction"] == way], feet(way, "words"))
@@ -153,7 +153,7 @@ def shaped() -> alt.Shape:
 
 def predicted() -> tuple[alt.Chart, alt.Chart]:
     """Marks where the leading terms of the forward pass predict a change of schedule."""
-    base = alt.Chart(alt.Data(values=[{"d2_over_M": at, "name": name} for name, at in PREDICTED.items()]))
+    base = alt.Chart(alt.Data(values=[{"d2_over_M": ratio, "name": name} for name, ratio in PREDICTED.items()]))
     text = base.mark_text(style="words", align="left", dx=4, dy=6, baseline="top").encode(
         x=across(), y=alt.value(0), text="name:N"
     )

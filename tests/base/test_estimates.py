@@ -108,7 +108,7 @@ GRAPHS = (
 def test_graphs_are_estimated_before_they_are_built(monkeypatch):
     """An estimate lies between the memory that is used and three times that memory."""
     estimated = []
-    monkeypatch.setattr(constructors, "check_fits", lambda what, bytes, seconds: estimated.append(bytes))
+    monkeypatch.setattr(constructors, "check_fits", lambda task, bytes, seconds: estimated.append(bytes))
     for make in GRAPHS:
         graph = make()
         real = constructors.NODE_BYTES * graph.n + constructors.EDGE_BYTES * len(graph.parents)

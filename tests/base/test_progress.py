@@ -76,7 +76,7 @@ def test_lines_come_at_longer_and_longer_intervals(capsys, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def status_text(monkeypatch):
     """A function that returns the line that would be printed now."""
     texts = []
     monkeypatch.setattr(progress, "_print_lines", lambda text, over: texts.append(text))
@@ -89,20 +89,20 @@ def told(monkeypatch):
     return now
 
 
-def test_a_line_says_how_far_the_work_is(told):
+def test_a_line_says_how_far_the_work_is(status_text):
     with progress_bar("planning", unit="steps", total=7) as move:
-        assert told() == "planning: 0 of 7 steps"
+        assert status_text() == "planning: 0 of 7 steps"
         move(1_000, 5_000)
-        assert told() == "planning: 1,000 of 5,000 steps"
+        assert status_text() == "planning: 1,000 of 5,000 steps"
         move(2, 5, "gpt2")
-        assert told() == "planning: 2 of 5 steps; now gpt2"
+        assert status_text() == "planning: 2 of 5 steps; now gpt2"
 
 
-def test_work_without_steps(told):
+def test_work_without_steps(status_text):
     with working("searching") as say:
-        assert told() == "searching"
+        assert status_text() == "searching"
         say("best 11")
-        assert told() == "searching: best 11"
+        assert status_text() == "searching: best 11"
 
 
 def test_lines_end_with_the_work(capsys):

@@ -23,10 +23,10 @@ def test_control_characters_are_shown(text, shown):
 
 
 @pytest.mark.parametrize(
-    ("given", "width"), [("60", 60), ("0", 80), ("-3", 80), ("x", 80), ("", 80), ("5", 20), ("9" * 30, 1000)]
+    ("columns", "width"), [("60", 60), ("0", 80), ("-3", 80), ("x", 80), ("", 80), ("5", 20), ("9" * 30, 1000)]
 )
-def test_widths(monkeypatch, given, width):
-    monkeypatch.setenv("COLUMNS", given)
+def test_widths(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
     assert terminal_width() == width
 
 

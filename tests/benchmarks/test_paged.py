@@ -221,12 +221,12 @@ def test_the_grid_covers_what_it_says_in_little_memory():
 
 
 def test_a_table_says_where_a_figure_misses_its_bar():
-    def figure(what, value, must, unit="x"):
-        return Figure(what, Spread(value, value, value), Limit(must), unit)
+    def figure(title, value, must, unit="x"):
+        return Figure(title, Spread(value, value, value), Limit(must), unit)
 
-    one = [figure("of measured reads, DRAM", 0.5, 0.85, "%"), figure("over vLLM", 1.5, 1.2)]
+    figures = [figure("of measured reads, DRAM", 0.5, 0.85, "%"), figure("over vLLM", 1.5, 1.2)]
     rows = [
-        Row("decoding, fp32", "B 1", one, {"redblue": [3.0]}, "GB/s"),
+        Row("decoding, fp32", "B 1", figures, {"redblue": [3.0]}, "GB/s"),
         Row("decoding, bf16", "B 2", [figure("over vLLM", 1.0, 1.2)], {"redblue": [4.0]}, "GB/s"),
         Row("scaling, bf16", "B 2", [figure("2 threads over 1", 1.95, 1.9)], {"redblue, 1": [2.0]}, "GB/s"),
     ]

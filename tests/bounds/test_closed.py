@@ -87,10 +87,10 @@ def test_phases_are_those_of_the_theorems(kind, direction, evaluate, data):
     rows, keys = data.draw(st.integers(1, 10**5)), data.draw(st.integers(1, 10**5))
     s = Sizes(d, d_v, rows * keys // data.draw(st.integers(1, 3)), rows, keys)
     w = data.draw(st.integers(1, 10**6))
-    exact, found = phases(kind, direction, s, w), evaluate(s, w)
-    assert found <= math.ceil(exact * (1 + 1e-6))
+    exact, upper = phases(kind, direction, s, w), evaluate(s, w)
+    assert upper <= math.ceil(exact * (1 + 1e-6))
     if w >= 2000 and min(d, d_v) >= 10:
-        assert found >= math.floor(exact * 0.85) - 1
+        assert upper >= math.floor(exact * 0.85) - 1
 
 
 def test_the_first_phase_is_longer_because_the_cache_starts_empty():
@@ -115,21 +115,21 @@ def steps_of_a_phase(direction, sets):
     whole_s = np.outer(sets["q"].all(axis=1), sets["k"].all(axis=1))
     whole_p = np.outer(sets["c"].all(axis=1), sets["v"].all(axis=1))
     has_p, has_ds = s | whole_s, p | (whole_p & (s | whole_s))
-    found = {"s": (s * (q @ k.T)).sum(), "p": (p * (c @ v.T)).sum()}
+    steps = {"s": (s * (q @ k.T)).sum(), "p": (p * (c @ v.T)).sum()}
     g, o = sets["g"].astype(int), sets["o"].astype(int)
-    found["g"] = (has_ds * (g @ k.T)).sum()
+    steps["g"] = (has_ds * (g @ k.T)).sum()
     if direction == "gradient_x":
-        found["o"] = (has_p * (o @ v.T)).sum()
+        steps["o"] = (has_p * (o @ v.T)).sum()
     else:
-        found["o"] = (has_p * (c @ o.T)).sum()  # dV
-        found["dk"] = (has_ds * (q @ sets["dk"].astype(int).T)).sum()
-    return found, (has_p | has_ds).sum()
+        steps["o"] = (has_p * (c @ o.T)).sum()  # dV
+        steps["dk"] = (has_ds * (q @ sets["dk"].astype(int).T)).sum()
+    return steps, (has_p | has_ds).sum()
 
 
-def weighted(direction, found):
+def weighted(direction, steps):
     if direction == "not given":
-        return math.sqrt(3) / 2 * (found["s"] + found["g"] + found["dk"]) + found["p"] + found["o"]
-    return sum(found.values()) - (found["s"] if direction == "backward" else 0)
+        return math.sqrt(3) / 2 * (steps["s"] + steps["g"] + steps["dk"]) + steps["p"] + steps["o"]
+    return sum(steps.values()) - (steps["s"] if direction == "backward" else 0)
 
 
 @pytest.mark.parametrize("direction", ["backward", "not given", "gradient_x"])
@@ -152,13 +152,13 @@ def test_no_set_of_words_makes_more_products_than_theorem_6_says(direction, n, d
         value = share(sets)
         for _ in range(400):
             name = rng.choice([*sizes])
-            at = tuple(rng.integers(0, side) for side in sets[name].shape)
-            sets[name][at] ^= True
+            index = tuple(rng.integers(0, side) for side in sets[name].shape)
+            sets[name][index] ^= True
             after = share(sets)
             if after >= value:
                 value = after
             else:
-                sets[name][at] ^= True
+                sets[name][index] ^= True
         best = max(best, value)
     assert 0.2 < best <= 1 + 1e-9
 
@@ -199,14 +199,14 @@ def test_no_set_of_words_makes_more_whole_steps_than_theorem_7_says(direction, n
         value = whole_steps(direction, sets, d, d_v)
         for _ in range(300):
             name = rng.choice([*sizes])
-            at = (int(rng.integers(0, n)), slice(None) if rng.random() < 0.5 else int(rng.integers(0, sizes[name])))
-            before = sets[name][at].copy()
-            sets[name][at] = not np.all(before)
+            index = (int(rng.integers(0, n)), slice(None) if rng.random() < 0.5 else int(rng.integers(0, sizes[name])))
+            before = sets[name][index].copy()
+            sets[name][index] = not np.all(before)
             after = whole_steps(direction, sets, d, d_v)
             if after >= value:
                 value = after
             else:
-                sets[name][at] = before
+                sets[name][index] = before
         best = max(best, value)
     assert 0.5 < best <= 1 + 1e-9
 
@@ -252,7 +252,7 @@ def test_sums_in_any_order_have_bounds_of_their_own():
 
 def test_a_pass_that_reads_p_has_fewer_bounds():
     problem = Problem(4096, 4096, 64, direction="backward")
-    names = [{b.name for b in lower_bounds(problem, 100, p_given=given)} for given in (False, True)]
+    names = [{b.name for b in lower_bounds(problem, 100, p_given=reads_p)} for reads_p in (False, True)]
     assert names[0] - names[1] == {
         "small cache, P not given",
         "small cache, P not given, any order",

@@ -19,14 +19,14 @@ from support.spaces import plane
 def by_hand(attends):
     """kappa, as the maximum over every set of rows and every set of columns."""
     rows, cols = attends.shape
-    found = np.zeros((rows + 1, cols + 1), int)
+    kappa = np.zeros((rows + 1, cols + 1), int)
     for r, c in itertools.product(range(rows + 1), range(cols + 1)):
-        found[r, c] = max(
+        kappa[r, c] = max(
             attends[np.ix_(some, others)].sum()
             for some in itertools.combinations(range(rows), r)
             for others in itertools.combinations(range(cols), c)
         )
-    return found
+    return kappa
 
 
 @examples(25)
@@ -36,13 +36,13 @@ def test_exact_tries_everything(rows, cols, bits):
     expected = by_hand(attends)
     assert np.array_equal(exact(attends), expected)
     assert np.array_equal(exact(attends.T), expected.T)
-    found = steps_of(expected)
+    steps = steps_of(expected)
     for u in range(rows + cols + 3):
         most = max(expected[r, c] for r in range(rows + 1) for c in range(cols + 1) if r + c <= u)
-        assert found.most(u) == found.most(u + 0.9) == most
+        assert steps.most(u) == steps.most(u + 0.9) == most
     for e in (1, 2, 5, 99):
-        slope = max(min(e, found.most(u)) / u for u in range(1, rows + cols + 1))
-        assert found.slope(e) == pytest.approx(slope)
+        slope = max(min(e, steps.most(u)) / u for u in range(1, rows + cols + 1))
+        assert steps.slope(e) == pytest.approx(slope)
 
 
 @examples(120)
@@ -100,15 +100,15 @@ def test_rows_that_share_little_cover_little():
     ids=repr,
 )
 def test_a_million_tokens(mask):
-    found = cover(mask.on(10**6, 10**6))
-    assert found.is_dense_to(200)
-    assert found.most(10**7) == mask.nnz(10**6, 10**6)
+    bound = cover(mask.on(10**6, 10**6))
+    assert bound.is_dense_to(200)
+    assert bound.most(10**7) == mask.nnz(10**6, 10**6)
     u = np.geomspace(1, 2e6, 500)
-    assert (np.diff(found.most(u)) >= 0).all()
-    assert (np.diff(found.slope(u)) >= 0).all()
+    assert (np.diff(bound.most(u)) >= 0).all()
+    assert (np.diff(bound.slope(u)) >= 0).all()
 
 
 def test_a_full_mask_is_dense_everywhere():
-    found = Cover(np.arange(1, 41), np.arange(1, 41) ** 2 // 4)
-    assert found.is_dense_to(40)
-    assert not Cover(found.at, np.minimum(found.pairs, 60)).is_dense_to(40)
+    dense = Cover(np.arange(1, 41), np.arange(1, 41) ** 2 // 4)
+    assert dense.is_dense_to(40)
+    assert not Cover(dense.at, np.minimum(dense.pairs, 60)).is_dense_to(40)

@@ -214,14 +214,14 @@ def test_phases_bind_where_memory_is_small():
 @examples(60)
 @given(problem=problems(), world=st.integers(1, 6), shares=st.sampled_from(["tokens", "balanced", "any"]))
 def test_weaker_assumptions_give_weaker_bounds(problem, world, shares):
-    found = {work: network_bounds(problem, world, 4000, work=work, shares=shares) for work in ("balanced", "any")}
-    for strong, weak in zip(*(sorted(each, key=lambda b: b.name) for each in found.values()), strict=True):
+    bounds = {work: network_bounds(problem, world, 4000, work=work, shares=shares) for work in ("balanced", "any")}
+    for strong, weak in zip(*(sorted(each, key=lambda b: b.name) for each in bounds.values()), strict=True):
         assert strong.name == weak.name
         assert 0 <= weak.both_words <= strong.both_words
         assert 0 <= weak.words <= strong.words
         assert world * strong.both_words + world >= 2 * strong.words  # some process has at least the mean
     if world == 1:
-        assert all(bound.both_words == bound.words == 0 for bound in found["balanced"])
+        assert all(bound.both_words == bound.words == 0 for bound in bounds["balanced"])
 
 
 def test_a_curve_is_below_every_mixture_of_its_points():

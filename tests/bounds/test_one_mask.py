@@ -23,11 +23,11 @@ DIRECTIONS = ["forward", "backward"]
 
 
 def fewest(problem, words):
-    found = []
+    counts = []
     for name in list_schedules(problem.direction):
         with contextlib.suppress(TooFewWords, NotCovered):
-            found.append(count(name, problem, words=words).words)
-    return min(found, default=None)
+            counts.append(count(name, problem, words=words).words)
+    return min(counts, default=None)
 
 
 def proved(problem, words):
@@ -173,9 +173,9 @@ def test_rounded_weights_of_the_table_do_not_raise_the_bound():
 def test_scattered_masks_need_more_than_their_pairs_and_inputs_say(d, words, factor):
     """Lines and points of a plane: two rows share at most one key, so tiles save little."""
     for direction in DIRECTIONS:
-        found = proved(Problem(31 * 31, 31 * 31, d, mask=plane(31), direction=direction), words)
-        others = max(bound for name, bound in found.items() if name != "one mask")
-        assert found["one mask"] > (factor if direction == "forward" else 1.5) * others
+        words_by_bound = proved(Problem(31 * 31, 31 * 31, d, mask=plane(31), direction=direction), words)
+        others = max(bound for name, bound in words_by_bound.items() if name != "one mask")
+        assert words_by_bound["one mask"] > (factor if direction == "forward" else 1.5) * others
 
 
 def test_dense_and_full_masks_have_no_bound_of_their_own():
@@ -189,10 +189,12 @@ def test_dense_and_full_masks_have_no_bound_of_their_own():
 
 def test_the_family_of_a_dense_mask_is_the_papers():
     """Z_input^2 / Z_QK is d^2, up to a constant for counting Q, K and V."""
-    found = family(Problem(512, 512, 16, heads=4, batch=2))
-    assert (found.z_input, found.z_qk) == (3 * 512 * 16, 512**2)
-    assert found.dividing_words == 9 * 16**2
-    assert found.form(100) == min(found.z_input**2 // 100, math.isqrt(found.z_input**2 * found.z_qk // 100))
+    dense_family = family(Problem(512, 512, 16, heads=4, batch=2))
+    assert (dense_family.z_input, dense_family.z_qk) == (3 * 512 * 16, 512**2)
+    assert dense_family.dividing_words == 9 * 16**2
+    assert dense_family.form(100) == min(
+        dense_family.z_input**2 // 100, math.isqrt(dense_family.z_input**2 * dense_family.z_qk // 100)
+    )
     assert family(Problem(8, 8, 2, mask=~Mask.full())).dividing_words == math.inf
 
 

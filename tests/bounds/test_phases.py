@@ -61,16 +61,16 @@ def most_earned(direction, xi, xi_v, w):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("xi", "xi_v"), [thorough(0.1, 0.1), (0.5, 0.4), (0.7, 1.4), thorough(3.0, 2.0)])
 def test_nothing_earns_more_than_the_certificate(direction, xi, xi_v):
-    found = certify(PhaseProblem(direction, xi, xi_v, WEIGHTS[direction]), gap=0.05, max_boxes=1 << 17)
-    assert 0 < found.reached <= found.gain
-    assert 0.85 * found.gain <= most_earned(direction, xi, xi_v, WEIGHTS[direction]) <= found.gain
+    certificate = certify(PhaseProblem(direction, xi, xi_v, WEIGHTS[direction]), gap=0.05, max_boxes=1 << 17)
+    assert 0 < certificate.reached <= certificate.gain
+    assert 0.85 * certificate.gain <= most_earned(direction, xi, xi_v, WEIGHTS[direction]) <= certificate.gain
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_nothing_earns_more_than_the_table_says(direction):
     """Rows spread over the whole table."""
-    found = table.rows(direction)
-    for row in found[7 :: len(found) // 9]:
+    rows = table.rows(direction)
+    for row in rows[7 :: len(rows) // 9]:
         w = Weights(*(row[name] for name in Weights._fields))
         best = most_earned(direction, row["xi"], row["xi_v"], w) / w.total(direction)
         assert 0.75 * row["gain"] <= best <= row["gain"], row
@@ -91,9 +91,9 @@ def test_the_table_is_what_certify_says(direction):
 
 def test_a_phase_of_the_large_cache_by_hand():
     """Branch and bound finds Theorem 1's W^2 / 16 d^2 pairs at d = d_v, W >= 8 d^2."""
-    found = certify(PhaseProblem("forward", 0.25, 0.25, Weights(0, 0, 0, 0, 0, 1)), gap=0.001)
-    assert found.reached <= 1 <= found.gain <= 1.01
-    assert found.gain == pytest.approx(1 / (16 * 0.25**2), rel=0.01)
+    certificate = certify(PhaseProblem("forward", 0.25, 0.25, Weights(0, 0, 0, 0, 0, 1)), gap=0.001)
+    assert certificate.reached <= 1 <= certificate.gain <= 1.01
+    assert certificate.gain == pytest.approx(1 / (16 * 0.25**2), rel=0.01)
 
 
 def test_boxes_are_bounded_everywhere_not_only_in_their_corners():

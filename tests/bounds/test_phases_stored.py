@@ -106,16 +106,16 @@ def test_bounds_lie_below_every_count(direction):
         words = max(4, int((d / np.exp(rng.uniform(np.log(0.6), np.log(4)))) ** 2))
         n_q, n_k = (int(n) for n in np.exp(rng.uniform(np.log(8), np.log(20000), 2)))
         problem = Problem(n_q, n_k, d, d_v, direction=direction)
-        found = {bound.name: bound.words for bound in lower_bounds(problem, words) if bound.proved}
+        bounds = {bound.name: bound.words for bound in lower_bounds(problem, words) if bound.proved}
         least = None
         for name in names:
             with contextlib.suppress(TooFewWords, NotCovered):
                 moved = count(name, problem, words=words).words
                 least = moved if least is None else min(least, moved)
-        if least is not None and found["phases with stores"] > 0:
+        if least is not None and bounds["phases with stores"] > 0:
             compared += 1
-            assert found["phases with stores"] <= least, (problem, words)
-            largest += found["phases with stores"] == max(found.values())
+            assert bounds["phases with stores"] <= least, (problem, words)
+            largest += bounds["phases with stores"] == max(bounds.values())
     assert compared > 20
     assert largest
 

@@ -43,8 +43,8 @@ def assert_below_counts(problem, words):
     Bounds that do not hold with P given are compared with schedules without P.
     """
     names = list_schedules(problem.direction)
-    given = [name for name in names if schedules.get(name).takes_p(problem.direction)]
-    without, least = (best_count(problem, words, some) for some in ({*names} - {*given}, given))
+    with_p = [name for name in names if schedules.get(name).takes_p(problem.direction)]
+    without, least = (best_count(problem, words, some) for some in ({*names} - {*with_p}, with_p))
     least = min((each for each in (without, least) if each is not None), default=None)
     for bound in lower_bounds(problem, words):
         limit = without if "P is not given" in bound.conditions else least
@@ -53,11 +53,11 @@ def assert_below_counts(problem, words):
 
 
 def best_count(problem, words, names):
-    found = []
+    counts = []
     for name in names:
         with contextlib.suppress(TooFewWords, NotCovered):
-            found.append(count(name, problem, words=words).words)
-    return min(found, default=None)
+            counts.append(count(name, problem, words=words).words)
+    return min(counts, default=None)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -127,8 +127,8 @@ def test_the_constants_between_stay_near_the_best_schedules(direction):
 
 @pytest.mark.parametrize(("words", "name"), [(1 << 20, "large cache"), (256, "small cache")])
 def test_closed_forms_are_as_strong_as_the_certified_one_at_the_ends(words, name):
-    found = {b.name: b.words for b in lower_bounds(Problem(1 << 20, 1 << 20, 256, 192), words)}
-    assert found[name] > 0.97 * found["phases"]
+    words_by_name = {b.name: b.words for b in lower_bounds(Problem(1 << 20, 1 << 20, 256, 192), words)}
+    assert words_by_name[name] > 0.97 * words_by_name["phases"]
 
 
 def test_values_that_are_computed_count_by_their_inputs():
@@ -147,11 +147,11 @@ def test_values_that_are_computed_count_by_their_inputs():
 def test_larger_dimensions_and_more_pairs_never_lower_a_bound():
     """The look-up in the table of certificates relies on this."""
     for direction in DIRECTIONS:
-        found = [
+        ascending = [
             lower_bound(Problem(4096, 4096, d, d_v, direction=direction), 2000).words
             for d, d_v in ((40, 30), (40, 40), (50, 40), (50, 77), (64, 77), (90, 300))
         ]
-        assert found == sorted(found)
+        assert ascending == sorted(ascending)
 
 
 def test_fast_arithmetic_has_a_bound_of_its_own():
@@ -191,8 +191,8 @@ def test_every_row_says_where_it_is_from():
 
 
 def test_streams_add_up():
-    one = lower_bound(Problem(256, 256, 16), 64).words
-    assert lower_bound(Problem(256, 256, 16, heads=3, batch=2), 64).words == 6 * one
+    one_stream = lower_bound(Problem(256, 256, 16), 64).words
+    assert lower_bound(Problem(256, 256, 16, heads=3, batch=2), 64).words == 6 * one_stream
 
 
 @pytest.mark.parametrize("words", [0, -5, 1.5, True])

@@ -8,11 +8,11 @@ from redblue.catalogue.clusters import Cluster, cluster, is_cluster, link, list_
 
 @pytest.mark.parametrize("name", list_links())
 def test_every_link_has_figures_with_sources_and_dates(name):
-    found = link(name)
-    assert 1e8 <= found.bandwidth_bytes_per_second <= 1e12
-    assert 1e-6 <= found.latency_seconds <= 1e-3
-    assert set(found.sources) == {"bandwidth", "latency"}
-    assert all(", 2026-" in source for source in found.sources.values())
+    entry = link(name)
+    assert 1e8 <= entry.bandwidth_bytes_per_second <= 1e12
+    assert 1e-6 <= entry.latency_seconds <= 1e-3
+    assert set(entry.sources) == {"bandwidth", "latency"}
+    assert all(", 2026-" in source for source in entry.sources.values())
 
 
 def test_rates_are_of_one_direction():
@@ -23,10 +23,10 @@ def test_rates_are_of_one_direction():
 
 
 def test_a_cluster_is_processes_machine_and_link():
-    found = cluster(" 8x h100-sxm  over infiniband-ndr")
-    assert found == Cluster(8, rb.memory("h100-sxm"), link("infiniband-ndr"))
-    assert found.name == "8x h100-sxm over infiniband-ndr"
-    assert cluster(found.name) == found
+    parsed = cluster(" 8x h100-sxm  over infiniband-ndr")
+    assert parsed == Cluster(8, rb.memory("h100-sxm"), link("infiniband-ndr"))
+    assert parsed.name == "8x h100-sxm over infiniband-ndr"
+    assert cluster(parsed.name) == parsed
     assert is_cluster("2x t4 over pcie-4-x16")
     assert not is_cluster("h100-sxm")
 

@@ -60,8 +60,8 @@ def test_linux_dump(name):
 
 
 def test_every_dump_is_tested():
-    found = {path.stem for path in MACHINES.glob("*.txt")}
-    assert found == {*LINUX, "apple-m2-sysctl", "intel-mac-sysctl"}
+    dumps = {path.stem for path in MACHINES.glob("*.txt")}
+    assert dumps == {*LINUX, "apple-m2-sysctl", "intel-mac-sysctl"}
 
 
 def test_a_process_confined_to_some_cpus_counts_only_those():

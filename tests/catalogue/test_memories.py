@@ -170,12 +170,12 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_this_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("redblue.catalogue.roofline.platformdirs.user_cache_path", lambda name: tmp_path)
-    here = this_machine()
-    assert isinstance(here, Memory)
-    assert here.kind == "cpu"
-    assert (here.levels[0].name, here.levels[-1].name) == ("registers", "DRAM")
-    assert here.peak_flops_per_second["float32"] > 1e8
-    for boundary in here.boundaries:
+    machine = this_machine()
+    assert isinstance(machine, Memory)
+    assert machine.kind == "cpu"
+    assert (machine.levels[0].name, machine.levels[-1].name) == ("registers", "DRAM")
+    assert machine.peak_flops_per_second["float32"] > 1e8
+    for boundary in machine.boundaries:
         assert (boundary.bandwidth_bytes_per_second or 0) > 1e8
         assert boundary.slow.capacity_bytes is None or (boundary.capacity_bytes or 0) < boundary.slow.capacity_bytes
 
@@ -184,19 +184,19 @@ GPU = CudaDevice("NVIDIA H100 80GB HBM3", "9.0", 132, 227 * 1024, 50 * 2**20, 85
 
 
 def test_a_cuda_device_in_the_catalogue_has_its_peaks():
-    found, listed = cuda_memory(GPU), memory("h100-sxm")
-    assert found.name == "nvidia-h100-80gb-hbm3"
-    assert found.peak_flops_per_second == listed.peak_flops_per_second
-    assert (found.architecture, found.facts) == (listed.architecture, listed.facts)
-    assert found.levels[-1].bandwidth_bytes_per_second == listed.levels[-1].bandwidth_bytes_per_second
-    assert [level.capacity_bytes for level in found.levels] == [227 * 1024, 50 * 2**20, 85 * 10**9]
+    detected, listed = cuda_memory(GPU), memory("h100-sxm")
+    assert detected.name == "nvidia-h100-80gb-hbm3"
+    assert detected.peak_flops_per_second == listed.peak_flops_per_second
+    assert (detected.architecture, detected.facts) == (listed.architecture, listed.facts)
+    assert detected.levels[-1].bandwidth_bytes_per_second == listed.levels[-1].bandwidth_bytes_per_second
+    assert [level.capacity_bytes for level in detected.levels] == [227 * 1024, 50 * 2**20, 85 * 10**9]
 
 
 def test_an_unlisted_cuda_device_is_described_as_far_as_the_driver_goes():
-    found = cuda_memory(CudaDevice("Some GPU", "6.1", 10, 48 * 1024, 2**20, 2**32, 1e11))
-    assert found.peak_flops_per_second == {}
-    assert found.tile_multiple == 1
-    assert found.levels[-1].bandwidth_bytes_per_second == 1e11
+    detected = cuda_memory(CudaDevice("Some GPU", "6.1", 10, 48 * 1024, 2**20, 2**32, 1e11))
+    assert detected.peak_flops_per_second == {}
+    assert detected.tile_multiple == 1
+    assert detected.levels[-1].bandwidth_bytes_per_second == 1e11
 
 
 def test_device_names_are_listed_once():

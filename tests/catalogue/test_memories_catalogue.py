@@ -68,7 +68,12 @@ def test_machines_of_every_family():
         },
         "microcontroller": {"STMicroelectronics": ["Cortex-M7"], "Espressif": ["ESP32-S3"]},
     }
-    wanted = {(kind, who, each) for kind, makers in families.items() for who, what in makers.items() for each in what}
+    wanted = {
+        (kind, who, each)
+        for kind, makers in families.items()
+        for who, kinds_of_maker in makers.items()
+        for each in kinds_of_maker
+    }
     assert wanted <= kinds
 
 
@@ -88,9 +93,9 @@ def check_every_figure_has_unit_source_and_date(machine):
     figures += [(key, key, figure) for key, figure in table.get("facts", {}).items()]
     figures += [(key, key, level[key]) for level in table["levels"] for key in LEVEL_FIGURES if key in level]
     assert figures
-    for key, what, figure in figures:
+    for key, quantity, figure in figures:
         (unit,) = set(figure) - {"source", "date"}
-        assert unit in UNITS[what], key
+        assert unit in UNITS[quantity], key
         assert figure["source"].strip(), key
         assert not VAGUE.search(figure["source"]), key
         assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?", figure["date"]), key

@@ -67,22 +67,22 @@ def test_bad_arguments():
 
 def test_measure():
     cpu = detect_cpu()
-    found = roofline.measure(cpu, _core.choose_isa(), seconds_per_rate=0.02)
-    peaks, reads = found.peak_flops_per_second, found.read_bandwidth_bytes_per_second
+    roof = roofline.measure(cpu, _core.choose_isa(), seconds_per_rate=0.02)
+    peaks, reads = roof.peak_flops_per_second, roof.read_bandwidth_bytes_per_second
     assert set(reads) == {*(cache.name for cache in cpu.caches), "DRAM"}
-    least = 1e8 if found.cpu_share > MIN_CPU_SHARE else 0  # unless other work keeps this machine's cores busy
+    least = 1e8 if roof.cpu_share > MIN_CPU_SHARE else 0  # unless other work keeps this machine's cores busy
     assert all(rate > least for rates in (*peaks.values(), *reads.values()) for rate in rates.values())
-    assert 0 < found.cpu_share < 1.1
+    assert 0 < roof.cpu_share < 1.1
 
 
 def test_rates_are_ordered():
     for _ in range(3):
-        found = roofline.measure(detect_cpu(), _core.choose_isa(), seconds_per_rate=0.06)
-        if found.cpu_share > MIN_CPU_SHARE:
+        roof = roofline.measure(detect_cpu(), _core.choose_isa(), seconds_per_rate=0.06)
+        if roof.cpu_share > MIN_CPU_SHARE:
             break
     else:
         pytest.skip("other work keeps this machine's cores busy: its rates mean little")
-    peaks, reads = found.peak_flops_per_second, found.read_bandwidth_bytes_per_second
+    peaks, reads = roof.peak_flops_per_second, roof.read_bandwidth_bytes_per_second
     for rates in (*peaks.values(), *reads.values()):
         assert rates[ALL_CORES] > 0.7 * rates[ONE_CORE]
     if "L1d" in reads:

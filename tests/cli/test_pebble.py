@@ -49,9 +49,9 @@ def test_tables_say_what_is_proved(tmp_path):
 
 
 def test_bounds():
-    found = data("bound", "fft:4", "--red", 3, "--rules", "one-shot")["bounds"]
-    assert found[0]["words"] >= found[-1]["words"]
-    assert {"compulsory", "partition"} <= {each["method"] for each in found}
+    bounds = data("bound", "fft:4", "--red", 3, "--rules", "one-shot")["bounds"]
+    assert bounds[0]["words"] >= bounds[-1]["words"]
+    assert {"compulsory", "partition"} <= {each["method"] for each in bounds}
     assert "compulsory" in run("bound", "fft:4", "-m", "h100-sxm").output
 
 
@@ -64,9 +64,9 @@ def test_schedules_are_traced(tmp_path):
 
 
 def test_a_time_limit_gives_the_best_so_far():
-    found = data("solve", "attention:3,2", "--red", 6, "--time-limit", 0.3)
-    assert found["lower_bound"] <= found["cost"]
-    assert found["optimal"] == (found["lower_bound"] == found["cost"])
+    result = data("solve", "attention:3,2", "--red", 6, "--time-limit", 0.3)
+    assert result["lower_bound"] <= result["cost"]
+    assert result["optimal"] == (result["lower_bound"] == result["cost"])
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_plugin_is_refused_in_one_line(what, tmp_path):
-    text, message = WRONG[what]
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_plugin_is_refused_in_one_line(case, tmp_path):
+    text, message = WRONG[case]
     result = CliRunner().invoke(app, ["--plugin", str(plugin(tmp_path, text)), "schedules"])
     assert isinstance(result.exception, RedblueError)
     assert message in str(result.exception)

@@ -52,11 +52,11 @@ def test_json_holds_every_row():
     result = run(*SMALL, "--json", "--heads", "4", "--kv-heads", "2,3", "--window", "7", "--jobs", "1")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
-    given = {"n": "64:256:x2", "d": 8, "words": 500, "heads": 4, "kv_heads": [2, 3], "window": 7}
-    assert rows == sweep.run(given, jobs=1)
-    found = next(row for row in rows if (row["n_q"], row["kv_heads"], row["schedule"]) == (128, 2, "flash"))
+    options = {"n": "64:256:x2", "d": 8, "words": 500, "heads": 4, "kv_heads": [2, 3], "window": 7}
+    assert rows == sweep.run(options, jobs=1)
+    flash_row = next(row for row in rows if (row["n_q"], row["kv_heads"], row["schedule"]) == (128, 2, "flash"))
     made = rb.Problem(128, 128, 8, heads=4, kv_heads=2, mask=rb.Mask.sliding_window(7))
-    assert found["words"] == rb.count("flash", made, words=500).words
+    assert flash_row["words"] == rb.count("flash", made, words=500).words
     assert {row["status"] for row in rows} == {"fits", "invalid"}
 
 

@@ -177,8 +177,8 @@ def test_no_public_name_is_forgotten():
     assert set(public) - tested - errors == ELSEWHERE
 
 
-def is_error(thing):
-    return inspect.isclass(thing) and issubclass(thing, Exception)
+def is_error(x):
+    return inspect.isclass(x) and issubclass(x, Exception)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -188,7 +188,7 @@ def test_wrong_values_raise_redblue_errors(name, tmp_path, monkeypatch):
     call, tried, wrong = CALLS[name], 0, []
     signature = inspect.signature(call.function)
     for parameter in signature.parameters:
-        for what, value in WRONG.items():
+        for label, value in WRONG.items():
             tried += 1
             try:
                 with limit(SECONDS):
@@ -196,7 +196,7 @@ def test_wrong_values_raise_redblue_errors(name, tmp_path, monkeypatch):
             except rb.RedblueError:
                 pass
             except Exception as error:
-                wrong.append(f"{parameter}={what}: {type(error).__name__}: {str(error)[:150]}")
+                wrong.append(f"{parameter}={label}: {type(error).__name__}: {str(error)[:150]}")
     print(f"{tried} inputs")
     assert wrong == []
     assert tried == len(signature.parameters) * len(WRONG) > 0

@@ -123,18 +123,18 @@ def expected(q, k, v, options):
     mask = options.get("mask")
     attends = np.ones((n_q, n_k), bool) if mask is None or not (n_q and n_k) else mask.to_dense(n_q, n_k)
     scale = q.shape[-1] ** -0.5 if options.get("scale") is None else float(options["scale"])
-    for at in np.ndindex(*lead, heads):
-        s = q[at] @ k[at].T * scale
+    for index in np.ndindex(*lead, heads):
+        s = q[index] @ k[index].T * scale
         if options.get("softcap"):
             s = options["softcap"] * np.tanh(s / options["softcap"])
         if alibi is not None:
             distance = np.abs(np.arange(n_q)[:, None] + n_k - n_q - np.arange(n_k))
-            s = s - alibi[at] * distance
+            s = s - alibi[index] * distance
         if bias is not None:
-            s = np.where(bias[at], s, -np.inf) if bias.dtype == bool else s + bias[at]
+            s = np.where(bias[index], s, -np.inf) if bias.dtype == bool else s + bias[index]
         s = np.where(attends, s, -np.inf)
-        sink = None if options.get("sinks") is None else np.float64(np.asarray(options["sinks"])[at[-1]])
-        out[at] = softmax(s, sink) @ v[at] if n_k else 0.0
+        sink = None if options.get("sinks") is None else np.float64(np.asarray(options["sinks"])[index[-1]])
+        out[index] = softmax(s, sink) @ v[index] if n_k else 0.0
     return out[0] if all(x.ndim == 2 for x in wide) else out
 
 

@@ -209,9 +209,9 @@ def test_thousands_of_terms(build, count):
     assert copy.deepcopy(mask) is not None
     assert pickle.loads(pickle.dumps(mask)) == mask == mask_of(text_of(mask))
     dense = leaves[0].to_dense(64, 64)
-    one = {leaf: leaf.to_dense(64, 64) for leaf in leaves[1:]}
+    dense_leaves = {leaf: leaf.to_dense(64, 64) for leaf in leaves[1:]}
     for i, leaf in enumerate(leaves[1:]):
-        dense = dense & ~one[leaf] if build is chain and i % 2 else dense | one[leaf]
+        dense = dense & ~dense_leaves[leaf] if build is chain and i % 2 else dense | dense_leaves[leaf]
     assert np.array_equal(mask.to_dense(64, 64), dense)
     assert mask.nnz(64, 64) == dense.sum()
     assert (~~mask) == mask

@@ -93,13 +93,13 @@ def test_builds_of_pytorch_with_cuda_take_the_universal_variant(repository, monk
     variants = pytest.importorskip("kernels.variants")
     from kernels import backends
 
-    found = variants.get_variants_local(repository / "build")
+    builds = variants.get_variants_local(repository / "build")
     for backend, expected in (
         (backends.CPU(), "torch-cpu"),
         (backends.CUDA(backends.Version("13.0")), "torch-universal"),
     ):
         monkeypatch.setattr(variants, "_select_backend", lambda _, backend=backend: backend)
-        assert variants.resolve_variant(found)[0].variant_str == expected
+        assert variants.resolve_variant(builds)[0].variant_str == expected
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_models_give_the_same_as_eager(name, hub, monkeypatch):
     ids, mask = torch.randint(1, 64, (2, 12)), torch.ones(2, 12, dtype=torch.long)
     mask[1, :4] = 0
     gradients = []
-    for one in (model, copy):
-        logits = one(ids, attention_mask=mask).logits[mask.bool()]
-        gradients.append([logits, *torch.autograd.grad(logits.sin().sum(), list(one.parameters()))])
+    for variant in (model, copy):
+        logits = variant(ids, attention_mask=mask).logits[mask.bool()]
+        gradients.append([logits, *torch.autograd.grad(logits.sin().sum(), list(variant.parameters()))])
     for right, got in zip(*gradients, strict=True):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
     both = [x.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False) for x in (model, copy)]

@@ -96,8 +96,8 @@ def test_rows_that_attend_nothing_give_0_where_jax_gives_the_mean():
 def test_one_batch_entry_without_a_batch_dimension():
     q, k, v, _ = arrays(batch=1)
     out, residual = dot_product_attention(q, k, v, return_residual=True)
-    one, one_residual = dot_product_attention(q[0], k[0], v[0], return_residual=True)
-    assert np.array_equal(out[0], one)
+    single, one_residual = dot_product_attention(q[0], k[0], v[0], return_residual=True)
+    assert np.array_equal(out[0], single)
     assert np.array_equal(residual[0], one_residual)
     assert one_residual.shape == (T, N)
 

@@ -75,7 +75,7 @@ x = np.load("arrays.npz")
 out = export.deserialize(open("saved", "rb").read()).call(x["q"], x["k"], x["v"])
 print(np.array_equal(out, x["out"]))
 """
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.stdout == "True\n", result.stderr

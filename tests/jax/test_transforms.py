@@ -90,10 +90,10 @@ def test_vmap_gives_what_a_loop_gives(name):
     attend, in_axes, arguments = MAPPED[name]
     run = value_and_gradients(attend)
     got = jax.jit(jax.vmap(run, in_axes))(*arguments)
-    one = jax.jit(run)
+    jitted = jax.jit(run)
     for i in range(M):
         entry = (x if axis is None else jnp.take(x, i, axis) for x, axis in zip(arguments, in_axes, strict=True))
-        expected = one(*entry)
+        expected = jitted(*entry)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             assert np.allclose(a[i], b, atol=2e-6)
 
@@ -127,10 +127,10 @@ def test_nested_vmap():
     q, k, bias = normal(2, 3, B, T, N, 8), normal(3, B, S, 2, 8), normal(2, 1, N, T, S)
     inner = jax.vmap(named("bias"), (0, 0, None, None))
     got = jax.jit(jax.vmap(inner, (0, None, None, 0)))(q, k, V, bias)
-    one = jax.jit(named("bias"))
+    jitted = jax.jit(named("bias"))
     for i in range(2):
         for j in range(3):
-            assert np.allclose(got[i, j], one(q[i, j], k[j], V, bias[i]), atol=1e-6)
+            assert np.allclose(got[i, j], jitted(q[i, j], k[j], V, bias[i]), atol=1e-6)
 
 
 # Other transformations -----------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
 def run_python(code, **environment):
-    given = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)} | environment
-    result = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=120)
+    variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

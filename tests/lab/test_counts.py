@@ -31,8 +31,8 @@ def test_which_constants_change(schedule, direction, x, constant):
     """With H heads at once, sqrt(H) x replaces x: 4 H x^2, (1 + sqrt(H) x)^2, 4 sqrt(H) x + 1 ..."""
     n, d, heads = 1 << 20, 1024, 4
     problem = Problem(n, n, d, heads=heads, direction=direction)
-    found = count(schedule, problem, words=int((d / x) ** 2), at_once=heads)
-    assert found.words / (heads * n**2) == pytest.approx(constant(heads**0.5 * x), rel=0.04)
+    counted = count(schedule, problem, words=int((d / x) ** 2), at_once=heads)
+    assert counted.words / (heads * n**2) == pytest.approx(constant(heads**0.5 * x), rel=0.04)
 
 
 def test_one_after_another_is_never_worse_and_the_bound_holds_for_both():

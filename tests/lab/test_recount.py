@@ -18,8 +18,8 @@ def test_every_line_count_is_what_the_algorithms_move():
 
 def test_the_traffic_of_figure_2():
     """Standard: 25.2 GB (42.4 with separate mask and dropout); flash: 4.61 GB. Printed: 40.3 (or 35.3) and 4.4."""
-    found = [(r.schedule, r.expected, round(r.counted, 2)) for r in recount() if r.unit == "GB"]
-    assert found == [
+    rows = [(r.schedule, r.expected, round(r.counted, 2)) for r in recount() if r.unit == "GB"]
+    assert rows == [
         ("standard", 40.3, 25.23),
         ("standard", 35.3, 25.23),
         ("standard", 40.3, 42.41),

@@ -21,13 +21,13 @@ def test_one_query_two_keys_by_hand():
 
 def numeric_gradient(function, x):
     gradient = np.zeros_like(x)
-    for at in np.ndindex(*x.shape):
+    for index in np.ndindex(*x.shape):
         values = []
         for step in (1e-6, -1e-6):
-            old, x[at] = x[at], x[at] + step
+            old, x[index] = x[index], x[index] + step
             values.append(function())
-            x[at] = old
-        gradient[at] = (values[0] - values[1]) / 2e-6
+            x[index] = old
+        gradient[index] = (values[0] - values[1]) / 2e-6
     return gradient
 
 
@@ -55,8 +55,8 @@ def test_gradients_with_every_option_equal_finite_differences():
     }
 
     def total():
-        found = reference.forward(q, k, v, **options)
-        return (found.out * dout).sum() + (found.lse * dlse).sum()
+        result = reference.forward(q, k, v, **options)
+        return (result.out * dout).sum() + (result.lse * dlse).sum()
 
     gradients = reference.backward(q, k, v, dout, dlse=dlse, **options)
     for x, gradient in zip((q, k, v, bias, sinks), gradients, strict=True):
@@ -73,9 +73,9 @@ def test_a_boolean_bias_is_a_mask():
 
 def test_a_sink_is_one_more_key_without_a_value():
     q, k, v, _ = (x[None] for x in sample())
-    found = reference.forward(q, k, v, sinks=np.array([0.3]))
+    result = reference.forward(q, k, v, sinks=np.array([0.3]))
     p = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(3))
-    assert found.out == pytest.approx(p / (p.sum(axis=-1, keepdims=True) + np.exp(0.3)) @ v)
+    assert result.out == pytest.approx(p / (p.sum(axis=-1, keepdims=True) + np.exp(0.3)) @ v)
     nothing = reference.forward(q, k, v, np.zeros((5, 7), bool), sinks=np.array([0.3]))
     assert nothing.lse == pytest.approx(0.3)
     assert (nothing.out == 0).all()

@@ -288,10 +288,10 @@ WRONG_PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG_PROGRAMS)
+@pytest.mark.parametrize("case", WRONG_PROGRAMS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_wrong_program_is_refused(what):
-    parts, error, message = WRONG_PROGRAMS[what]
+def test_a_wrong_program_is_refused(case):
+    parts, error, message = WRONG_PROGRAMS[case]
     with pytest.raises(error, match=message) as refusal:
         rb.register_schedule(own(**parts))
     assert str(refusal.value).startswith("own_rows forward (n_q=")
@@ -323,9 +323,9 @@ WRONG_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG_FIELDS)
-def test_a_wrong_field_is_refused(what):
-    parts, message = WRONG_FIELDS[what]
+@pytest.mark.parametrize("case", WRONG_FIELDS)
+def test_a_wrong_field_is_refused(case):
+    parts, message = WRONG_FIELDS[case]
     with pytest.raises(rb.RedblueError, match=message):
         rb.register_schedule(own(**parts))
 

@@ -53,17 +53,17 @@ def test_an_update_that_nobody_makes_first():
 @st.composite
 def task_lists(draw):
     """Tasks whose updates are ordered as the list."""
-    turns = [0] * 3
+    updates = [0] * 3
     tasks = []
     for _ in range(draw(st.integers(0, 9))):
         blocks = []
         for updated in draw(st.lists(st.integers(-1, 2), max_size=4, unique=True)):
             work, update = draw(st.integers(0, 5)), draw(st.integers(0, 3))
-            turn = 0
+            earlier = 0
             if updated >= 0:
-                turn = turns[updated]
-                turns[updated] += 1
-            blocks.append(Block(work, updated, turn, update))
+                earlier = updates[updated]
+                updates[updated] += 1
+            blocks.append(Block(work, updated, earlier, update))
         tasks.append(blocks)
     return tasks
 

@@ -98,7 +98,7 @@ def test_the_scratch_area_hands_out_every_line_once(lengths, random):
 @examples(200)
 @given(data=st.data())
 def test_any_schedule_runs_and_its_own_count_stays(data):
-    schedule, direction = data.draw(st.sampled_from([one.values for one in PASSES]))
+    schedule, direction = data.draw(st.sampled_from([parameter.values for parameter in PASSES]))
     name, problem = schedule.name, data.draw(covered(schedule, direction))
     tiles = data.draw(tile_edges(schedule, problem))
     machine = machine_of(data.draw(st.integers(1, 40)), packed=data.draw(st.booleans()), records=True)
@@ -107,19 +107,19 @@ def test_any_schedule_runs_and_its_own_count_stays(data):
     moved = problem.streams * machine.reads, problem.streams * machine.writes
     assert (*moved, machine.peak) == (counted.reads, counted.writes, counted.peak)
     # every line of an output is written back at least once
-    (found,) = machine.traffic
-    assert found.write_backs > 0
-    assert figures(found) == figures(play(machine.trace, machine.levels)[0])
+    (traffic,) = machine.traffic
+    assert traffic.write_backs > 0
+    assert figures(traffic) == figures(play(machine.trace, machine.levels)[0])
 
 
 # Simulations, refusals -----------------------------------------------------------------
 def test_simulations_multiply_streams_and_default_to_the_whole_nearest_level():
     l1, l2 = level(64, 8), level(256, 8, "L2")
-    one, four = (simulate("flash", Problem(64, 64, 16, heads=h, dtype="float32"), [l1, l2]) for h in (1, 4))
-    assert [4 * x.words for x in one.levels] == [x.words for x in four.levels]
+    single, four = (simulate("flash", Problem(64, 64, 16, heads=h, dtype="float32"), [l1, l2]) for h in (1, 4))
+    assert [4 * x.words for x in single.levels] == [x.words for x in four.levels]
     assert four.count == counts.count("flash", four.count.problem, words=64 * LINE)
-    assert one.ratios == tuple(x.words / one.count.words for x in one.levels)
-    assert one.levels[0].words >= one.levels[1].words
+    assert single.ratios == tuple(x.words / single.count.words for x in single.levels)
+    assert single.levels[0].words >= single.levels[1].words
 
 
 def test_a_run_without_end_is_given_up(monkeypatch):

@@ -16,8 +16,8 @@ from support.spaces import PASSES
 def on_lru(name, problem, tiles, words):
     """(reads, live writes) of a fully associative LRU of `words` words, and the same of the model."""
     machine = run(name, problem, tiles, machine_of(lines_of(words)))
-    (found,) = machine.traffic
-    return (found.reads, found.writes - found.dead_writes), (machine.reads, machine.writes)
+    (traffic,) = machine.traffic
+    return (traffic.reads, traffic.writes - traffic.dead_writes), (machine.reads, machine.writes)
 
 
 def flash_forward_words(r, c, d, d_v):
@@ -32,19 +32,19 @@ def flash_forward_words(r, c, d, d_v):
 def test_flash_costs_its_counted_words_with_one_more_slice_and_far_more_with_a_line_less(r, c, d, d_v):
     problem, tiles = Problem(192, 256, d, d_v), {"rows": r, "cols": c}
     a_round, an_end = flash_forward_words(r, c, d, d_v)
-    found, counted = on_lru("flash", problem, tiles, max(a_round, an_end))
-    assert found == counted
-    found, counted = on_lru("flash", problem, tiles, a_round - LINE)
-    assert sum(found) > 1.2 * sum(counted)
+    moved, counted = on_lru("flash", problem, tiles, max(a_round, an_end))
+    assert moved == counted
+    moved, counted = on_lru("flash", problem, tiles, a_round - LINE)
+    assert sum(moved) > 1.2 * sum(counted)
 
 
 @pytest.mark.parametrize(("r", "c"), [(16, 2), (48, 16)])
 def test_besides_its_counted_words_flash_moves_only_dead_tiles(r, c):
     problem, words = Problem(192, 256, 64, dtype="float32"), max(flash_forward_words(r, c, 64, 64))
-    found = simulate("flash", problem, [level(lines_of(words))], tiles={"rows": r, "cols": c})
-    (l1,) = found.levels
-    assert l1.words == found.count.words + l1.dead_write_backs * LINE
-    assert 0 < l1.dead_writes < 0.05 * found.count.words
+    simulation = simulate("flash", problem, [level(lines_of(words))], tiles={"rows": r, "cols": c})
+    (l1,) = simulation.levels
+    assert l1.words == simulation.count.words + l1.dead_write_backs * LINE
+    assert 0 < l1.dead_writes < 0.05 * simulation.count.words
 
 
 @pytest.mark.parametrize(("schedule", "direction"), PASSES)
@@ -56,10 +56,10 @@ def test_with_twice_the_peak_every_pass_costs_no_more_than_its_counted_words(sch
     problem = Problem(96, 96, 48, 32, direction=direction)
     tiles = dict.fromkeys(schedule.direction(problem).edges, 2 * LINE)
     words = 2 * counts.count(schedule.name, problem, tiles=tiles).peak
-    found, counted = on_lru(schedule.name, problem, tiles, words)
-    assert sum(found) <= 1.01 * sum(counted)
+    moved, counted = on_lru(schedule.name, problem, tiles, words)
+    assert sum(moved) <= 1.01 * sum(counted)
     inputs = set(schedule.passes[direction].arrays) - set(PRODUCED[direction])
-    assert found[0] >= sum(LINE * lines_of(math.prod(counts.shape_of(name, problem))) for name in inputs)
+    assert moved[0] >= sum(LINE * lines_of(math.prod(counts.shape_of(name, problem))) for name in inputs)
 
 
 def flash_backward_words(t, d, d_v):
@@ -74,8 +74,8 @@ def flash_backward_words(t, d, d_v):
 def test_flash_backward_costs_its_counted_words(t, d, d_v):
     tiles = dict(zip(("rows", "cols", "dkv_rows", "dkv_cols"), t, strict=True))
     problem = Problem(256, 256, d, d_v, direction="backward")
-    found, counted = on_lru("flash", problem, tiles, flash_backward_words(tiles, d, d_v))
-    assert found == counted
+    moved, counted = on_lru("flash", problem, tiles, flash_backward_words(tiles, d, d_v))
+    assert moved == counted
 
 
 @pytest.mark.parametrize(("r", "c", "d"), [(32, 16, 64), (48, 16, 96), (64, 32, 64)])
@@ -85,8 +85,8 @@ def test_hybrid_backward_costs_its_counted_words(r, c, d):
     # Writing P touches a round and the memory of P. Writing dS touches dO twice, V, dV, and four tiles: P in place, its
     # copy that becomes dS, the memory of dS, and the next tile.
     words = max(r * (d + 1) + w * d + 2 * r * w, 2 * c * d + 2 * w * d + 4 * w * c + w)
-    found, counted = on_lru("hybrid", Problem(192, 192, d, direction="backward"), tiles, words)
-    assert found == counted
+    moved, counted = on_lru("hybrid", Problem(192, 192, d, direction="backward"), tiles, words)
+    assert moved == counted
 
 
 # P's row maxima lie in columns, one word per line. Row statistics are not accessed while a score tile is summed.
@@ -106,8 +106,8 @@ def test_other_passes_cost_little_more_than_their_counted_words(name, direction,
         words = r * d + 3 * r * c + 2 * c * d + 3 * r * LINE
     else:
         words = max(r * c + 2 * 16 * (r + c), tile) + 2 * r * LINE
-    found, counted = on_lru(name, problem, tiles, words)
-    assert abs(sum(found) / sum(counted) - 1) < excess
+    moved, counted = on_lru(name, problem, tiles, words)
+    assert abs(sum(moved) / sum(counted) - 1) < excess
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_belady_needs_the_peak_and_one_line_to_pass_through(name, direction, mas
     tiles = schedule.make_tiles(problem, dict.fromkeys(schedule.direction(problem).edges, LINE))
     machine = machine_of(1, records=True)
     counts.execute(schedule, problem, tiles, machine)
-    found = belady(machine.trace, lines_of(machine.peak) + 1)
-    assert found.fills * LINE <= machine.reads
+    best = belady(machine.trace, lines_of(machine.peak) + 1)
+    assert best.fills * LINE <= machine.reads
 
 
 def test_fetching_what_is_overwritten_costs_the_writes_again():

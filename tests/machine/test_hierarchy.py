@@ -54,16 +54,16 @@ def random_lines(seed, n=4000):
 @pytest.mark.parametrize("seed", range(3))
 def test_lru_equals_libcachesim(libcachesim, seed, capacity):
     lines = random_lines(seed)
-    (found,) = play(Trace.of(lines), [level(capacity)])
-    assert found.hits == hits_of(libcachesim, "LRU", lines.tolist(), capacity)
+    (traffic,) = play(Trace.of(lines), [level(capacity)])
+    assert traffic.hits == hits_of(libcachesim, "LRU", lines.tolist(), capacity)
 
 
 @pytest.mark.parametrize(("sets", "ways"), [(4, 2), (8, 8), (3, 5), (64, 1)])
 def test_each_set_is_an_lru_of_libcachesim(libcachesim, sets, ways):
     lines = random_lines(7)
-    (found,) = play(Trace.of(lines), [level(sets * ways, ways)])
+    (traffic,) = play(Trace.of(lines), [level(sets * ways, ways)])
     by_set = (lines[lines % sets == s].tolist() for s in range(sets))
-    assert found.hits == sum(hits_of(libcachesim, "LRU", part, ways) for part in by_set)
+    assert traffic.hits == sum(hits_of(libcachesim, "LRU", part, ways) for part in by_set)
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 7, 32, 59, 150])
@@ -88,15 +88,21 @@ def test_two_levels_by_hand():
 
 
 def test_write_back_by_hand():
-    one = [level(1)]
-    assert figures(play(Trace.of([5, 5, 5], [WRITE, READ, WRITE]), one)[0]) == (2, 1, 1, 1, 0)  # dirty once
-    assert figures(play(Trace.of([5, 6, 5], [WRITE, READ, READ]), one)[0]) == (0, 3, 3, 1, 0)  # clean the second time
-    assert figures(play(Trace.of([5], OVERWRITE), one)[0]) == (0, 1, 0, 1, 0)
-    assert figures(play(Trace.of([5], OVERWRITE), one, fetch_on_write=True)[0]) == (0, 1, 1, 1, 0)
+    one_line = [level(1)]
+    assert figures(play(Trace.of([5, 5, 5], [WRITE, READ, WRITE]), one_line)[0]) == (2, 1, 1, 1, 0)  # dirty once
+    assert figures(play(Trace.of([5, 6, 5], [WRITE, READ, READ]), one_line)[0]) == (
+        0,
+        3,
+        3,
+        1,
+        0,
+    )  # clean the second time
+    assert figures(play(Trace.of([5], OVERWRITE), one_line)[0]) == (0, 1, 0, 1, 0)
+    assert figures(play(Trace.of([5], OVERWRITE), one_line, fetch_on_write=True)[0]) == (0, 1, 1, 1, 0)
     dead = Trace.of([5, 5, 6, 5, 5], [OVERWRITE, DISCARD, OVERWRITE, WRITE, DISCARD])
-    assert figures(play(dead, one)[0]) == (0, 3, 1, 3, 2)
+    assert figures(play(dead, one_line)[0]) == (0, 3, 1, 3, 2)
     for trace in (dead, Trace.of([5, 6, 5], [WRITE, READ, READ]), Trace.of([5, 5, 5], [WRITE, READ, WRITE])):
-        assert figures(belady(trace, 1)) == figures(play(trace, one)[0])  # one line leaves no choice
+        assert figures(belady(trace, 1)) == figures(play(trace, one_line)[0])  # one line leaves no choice
 
 
 def least_fills(accesses, capacity):
@@ -156,21 +162,21 @@ def test_fully_associative_properties(trace, capacity, fetch):
     assert best.fills <= lru.fills
     assert larger.hits >= lru.hits  # a larger LRU holds all that a smaller one does
     assert larger.words <= lru.words
-    for found in (lru, best, larger):
-        assert found.accesses == np.count_nonzero(trace.kinds != DISCARD)
-        assert found.fills <= found.misses
-        assert 0 <= found.dead_write_backs <= found.write_backs
-        assert found.fills == found.misses or not fetch
+    for result in (lru, best, larger):
+        assert result.accesses == np.count_nonzero(trace.kinds != DISCARD)
+        assert result.fills <= result.misses
+        assert 0 <= result.dead_write_backs <= result.write_backs
+        assert result.fills == result.misses or not fetch
 
 
 @examples(100)
 @given(traces, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 def test_each_level_sees_the_misses_and_the_write_backs_before_it(trace, sets, ways, more_sets, more_ways):
     levels = [level(sets * ways, ways), level(more_sets * more_ways, more_ways, "L2"), level(40, name="L3")]
-    found = play(trace, levels)
-    for near, far in itertools.pairwise(found):
+    traffic = play(trace, levels)
+    for near, far in itertools.pairwise(traffic):
         assert far.accesses == near.fills + near.write_backs
-    assert figures(found[0]) == figures(play(trace, levels[:1])[0])  # farther levels do not change a level
+    assert figures(traffic[0]) == figures(play(trace, levels[:1])[0])  # farther levels do not change a level
 
 
 # Geometries, refusals ----------------------------------------------------------------------
@@ -180,8 +186,8 @@ def test_caches_of_the_catalogue():
     levels = (Level("registers", 512), Level("L1d", 2**15, line_bytes=64, ways=8), Level("L3", 2**20, line_bytes=64))
     cpu = Memory("cpu", "a CPU", "cpu", (*levels, Level("DRAM", None)))
     assert caches_of(cpu) == (CacheLevel("L1d", 2**15, 64, 8),)
-    found = simulate("flash", Problem(32, 32, 16, dtype="float32"), cpu)
-    assert [x.name for x in found.levels] == ["L1d"]
+    simulation = simulate("flash", Problem(32, 32, 16, dtype="float32"), cpu)
+    assert [x.name for x in simulation.levels] == ["L1d"]
     hole = (*levels[:2], Level("L2", 2**18, line_bytes=64), Level("L3", 2**20, line_bytes=64, ways=16))
     beyond = Memory("hole", "its L2 is not known", "cpu", (*hole, Level("DRAM", None)))
     assert caches_of(beyond) == (CacheLevel("L1d", 2**15, 64, 8),)  # the accesses that reach L3 are not known

@@ -50,13 +50,13 @@ def test_64_queries_and_keys_of_8_features(name):
 
 def ancestors(graph, v):
     """The inputs that a node depends on."""
-    seen, stack = set(), [v]
+    visited, stack = set(), [v]
     while stack:
         for p in graph.parents_of(stack.pop()).tolist():
-            if p not in seen:
-                seen.add(p)
+            if p not in visited:
+                visited.add(p)
                 stack.append(p)
-    return {graph.labels[u] for u in seen if not len(graph.parents_of(u))}
+    return {graph.labels[u] for u in visited if not len(graph.parents_of(u))}
 
 
 @pytest.mark.parametrize("name", ["flash", "flash1", "hybrid", "small_cache", "standard"])
@@ -145,8 +145,8 @@ def test_read_without_load():
 
 def test_use_after_free():
     moves = list(TRACED.moves)
-    at = first(LOAD)
-    moves.insert(first(COMPUTE), moves[at]._replace(kind=DELETE))
+    place = first(LOAD)
+    moves.insert(first(COMPUTE), moves[place]._replace(kind=DELETE))
     with pytest.raises(IllegalMove, match=r"not red: q\[0,0\]") as broken:
         played(moves)
     assert broken.value.rule == "parents"

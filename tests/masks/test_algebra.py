@@ -53,12 +53,12 @@ def check(mask, dense, group, rows, cols):
                 assert np.array_equal(laid.dense(i, j), whole[i][:, j])
         assert list(laid.sums(rows, cols)) == sums_by_hand(whole, rows, cols)
     several = pairs.sums(np.array([[rows], [2 * rows], [1]]), np.array([cols, 100]))
-    for at, total in zip(
+    for edges, total in zip(
         itertools.product((rows, 2 * rows, 1), (cols, 100)),
         np.stack(np.broadcast_arrays(*several), -1).reshape(-1, 4),
         strict=True,
     ):
-        assert list(total) == sums_by_hand(stacked, *at)
+        assert list(total) == sums_by_hand(stacked, *edges)
     if mask.is_full:
         assert dense.all()
 

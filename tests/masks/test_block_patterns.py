@@ -81,8 +81,8 @@ def test_sums_over_arrays_are_those_of_each_pair(data, n_q, n_k, group):
     for sums in (pairs.sums(rows[:, None], cols[None]), pairs.sums(rows[:, None], cols)):
         for a, b in np.ndindex(len(rows), len(cols)):
             assert [int(x[a, b]) for x in sums] == sums_by_hand(dense, rows[a], cols[b])
-    for at, total in enumerate(pairs.sums(3, cols).area):
-        assert total == sums_by_hand(dense, 3, cols[at])[3]
+    for i, total in enumerate(pairs.sums(3, cols).area):
+        assert total == sums_by_hand(dense, 3, cols[i])[3]
 
 
 def test_sums_of_a_layout_too_large_to_take_at_once():

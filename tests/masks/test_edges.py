@@ -121,8 +121,8 @@ def test_an_empty_block_mask():
 
 
 def test_leading_ones_of_a_dense_mask_broadcast():
-    one = Mask.from_dense(ONES[None, None])
-    assert (one, one.lead) == (Mask.from_dense(ONES), ())
+    broadcast = Mask.from_dense(ONES[None, None])
+    assert (broadcast, broadcast.lead) == (Mask.from_dense(ONES), ())
     assert Mask.from_dense(np.ones((1, 4, 3, 3), bool)).lead == (4,)
     assert Mask.from_dense(np.ones((4, 1, 3, 3), bool)).lead == (4, 1)
 

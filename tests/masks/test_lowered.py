@@ -22,24 +22,24 @@ def rebuilt(low: Lowered, plane: int, rows: int, n_k: int, panel: int) -> np.nda
         begin, end = low.starts[plane * panels + p : plane * panels + p + 2]
         before, was_full, short = -1, False, False
         whole = (1 << len(dense[p * panel : (p + 1) * panel])) - 1
-        here = dense[p * panel : (p + 1) * panel]
-        for first, stop, at in low.runs[begin:end].tolist():
+        panel_rows = dense[p * panel : (p + 1) * panel]
+        for first, stop, first_word in low.runs[begin:end].tolist():
             assert max(before, 0) <= first < stop <= n_k
             if first == before:
-                assert was_full != (at < 0), "neighbouring full runs are one, and so are those with bits"
+                assert was_full != (first_word < 0), "neighbouring full runs are one, and so are those with bits"
                 assert not short, "a short full run has bits"
-                assert at >= 0 or stop - first >= MIN_FULL_RUN, "a short full run has bits"
-            if at < 0:
-                here[:, first:stop] = True
+                assert first_word >= 0 or stop - first >= MIN_FULL_RUN, "a short full run has bits"
+            if first_word < 0:
+                panel_rows[:, first:stop] = True
             else:
-                words = low.bits[at : at + stop - first]
+                words = low.bits[first_word : first_word + stop - first]
                 assert words.all(), "every key of a run is attended"
                 ones = "".join("1" if word == whole else "0" for word in words.tolist())
                 assert "1" * MIN_FULL_RUN not in ones, "a long full run has no bits"
                 bits = (words >> np.arange(64, dtype=np.uint64)[:, None]) & np.uint64(1)
-                assert not bits[len(here) :].any(), "rows that do not exist attend nothing"
-                here[:, first:stop] = bits[: len(here)]
-            before, was_full, short = stop, at < 0, at < 0 and stop - first < MIN_FULL_RUN
+                assert not bits[len(panel_rows) :].any(), "rows that do not exist attend nothing"
+                panel_rows[:, first:stop] = bits[: len(panel_rows)]
+            before, was_full, short = stop, first_word < 0, first_word < 0 and stop - first < MIN_FULL_RUN
     return dense
 
 

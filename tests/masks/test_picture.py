@@ -39,7 +39,7 @@ def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
         for j in range(0, n_k, cols):
             tile = dense[i : i + rows, j : j + cols]
             tiles[i // rows, j // cols] = int(tile.sum()), tile.size
-    live = {at: each for at, each in tiles.items() if each[0]}
+    live = {place: each for place, each in tiles.items() if each[0]}
     assert dict(zip(zip(*result[:2], strict=True), zip(*result[2:4], strict=True), strict=True)) == live
     full = sum(pairs == area for pairs, area in live.values())
     assert (result.tiles, result.empty) == (len(tiles), len(tiles) - len(live))

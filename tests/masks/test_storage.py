@@ -130,9 +130,9 @@ def test_words_by_hand():
 
 def test_heads_of_a_group_read_the_index_together():
     mask = Mask.sliding_window(2, 0)
-    one = count("flash", Problem(12, 12, 2, mask=mask), tiles={"rows": 4}, index="csr")
+    counted = count("flash", Problem(12, 12, 2, mask=mask), tiles={"rows": 4}, index="csr")
     grouped = Problem(12, 12, 2, heads=3, kv_heads=1, batch=2, mask=mask)
-    assert count("flash", grouped, tiles={"rows": 12}, index="csr").index_words == 2 * one.index_words
+    assert count("flash", grouped, tiles={"rows": 12}, index="csr").index_words == 2 * counted.index_words
 
 
 def test_every_sweep_is_declared():

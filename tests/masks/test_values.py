@@ -40,14 +40,14 @@ PATTERNS = [
 def test_laws_of_the_algebra(data, n_q, n_k):
     (a, x), (b, y), (c, z) = (data.draw(compositions(n_q, n_k, most=2)) for _ in range(3))
 
-    def same(one, other):
-        assert np.array_equal(one.to_dense(n_q, n_k), other.to_dense(n_q, n_k))
-        assert one.nnz(n_q, n_k) == other.nnz(n_q, n_k)
+    def same(left, other):
+        assert np.array_equal(left.to_dense(n_q, n_k), other.to_dense(n_q, n_k))
+        assert left.nnz(n_q, n_k) == other.nnz(n_q, n_k)
 
     same(~(a & b), ~a | ~b)
     same(~(a | b), ~a & ~b)
-    for one, other in ((a & a, a), (a | a, a), (~~a, a), (a & (a | b), a), (a | (a & b), a)):
-        same(one, other)
+    for left, other in ((a & a, a), (a | a, a), (~~a, a), (a & (a | b), a), (a | (a & b), a)):
+        same(left, other)
     same(a & b, b & a)
     same(a | b, b | a)
     same((a & b) & c, a & (b & c))
@@ -194,9 +194,9 @@ def test_a_mask_per_head_and_batch_entry(data, n_q, n_k, shape, group):
     panels = -(-n_q * group // 16)
     assert len(low.starts) == (low.planes.max() + 1) * panels + 1
     for i in range(count):
-        alone, at = lowered(mask.plane(i), n_q, n_k, group, 16), low.planes.flat[i] * panels
-        begin, end = low.starts[at], low.starts[at + panels]
-        assert np.array_equal(low.starts[at : at + panels + 1] - begin, alone.starts)
+        alone, start = lowered(mask.plane(i), n_q, n_k, group, 16), low.planes.flat[i] * panels
+        begin, end = low.starts[start], low.starts[start + panels]
+        assert np.array_equal(low.starts[start : start + panels + 1] - begin, alone.starts)
         assert np.array_equal(low.runs[begin:end, :2], alone.runs[:, :2])
         words = [low.bits[k : k + stop - first] for first, stop, k in low.runs[begin:end].tolist() if k >= 0]
         assert np.array_equal(np.concatenate([low.bits[:0], *words]), alone.bits)
@@ -244,9 +244,9 @@ def test_planes_that_do_not_fit_are_refused(make, says):
 
 def test_random_patterns_are_functions_of_seed_and_sizes():
     for make in (lambda seed: Mask.random_blocks(0.3, seed, block=2), lambda seed: Mask.bigbird(2, seed=seed)):
-        one, same, other = (make(seed).to_dense(90, 80) for seed in (1, 1, 2))
-        assert np.array_equal(one, same)
-        assert not np.array_equal(one, other)
+        first, same, other = (make(seed).to_dense(90, 80) for seed in (1, 1, 2))
+        assert np.array_equal(first, same)
+        assert not np.array_equal(first, other)
     blocks = Mask.random_blocks(0.3, block=(2, 4)).to_dense(200, 200)
     assert blocks.mean() == pytest.approx(0.3, abs=0.03)
     assert np.array_equal(blocks, np.repeat(np.repeat(blocks[::2, ::4], 2, 0), 4, 1))

@@ -34,21 +34,21 @@ def loop(name, regions, count, step, outputs=(0,), level=None, inner=None):
     return cachegrind.run("meter_loop", None, regions, outputs, arguments, level or cache(64), inner)[0]
 
 
-def near(found, expected):
+def near(measured, expected):
     """Equal within 2 %, plus a few lines of the stack."""
-    return abs(found - expected) <= 0.02 * expected + 12
+    return abs(measured - expected) <= 0.02 * expected + 12
 
 
 @needs_valgrind
 @pytest.mark.parametrize("line", [thorough(32), thorough(64), 128])
 def test_a_copy_reads_its_lines_and_writes_them(line):
     count = 20_000
-    found = loop("copy", (8 * count, 8 * count), count, 1, level=cache(64, line=line))
+    lines_moved = loop("copy", (8 * count, 8 * count), count, 1, level=cache(64, line=line))
     lines = 8 * count // line
-    assert near(found["read_miss_lines"], lines)
-    assert near(found["write_allocate_lines"], lines)
-    assert near(found["written_back_lines"] + found["outputs_left_lines"], lines)
-    assert 12 <= found["outputs_left_lines"] <= 32  # every other line of 64; the check itself evicts some lines
+    assert near(lines_moved["read_miss_lines"], lines)
+    assert near(lines_moved["write_allocate_lines"], lines)
+    assert near(lines_moved["written_back_lines"] + lines_moved["outputs_left_lines"], lines)
+    assert 12 <= lines_moved["outputs_left_lines"] <= 32  # every other line of 64; the check itself evicts some lines
 
 
 @needs_valgrind
@@ -60,8 +60,8 @@ def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride
     level = cache(128, ways)
     if ways and stride == 64:
         misses *= 2  # 64 lines, 8 apart, are in 4 of 32 sets
-    found = loop("strided", (8, 8 * 4096), 4096, stride, outputs=(), level=level)
-    assert near(found["read_miss_lines"], misses)
+    lines_moved = loop("strided", (8, 8 * 4096), 4096, stride, outputs=(), level=level)
+    assert near(lines_moved["read_miss_lines"], misses)
 
 
 @pytest.mark.thorough
@@ -70,11 +70,11 @@ def test_a_strided_walk_misses_each_line_once_a_time_unless_it_fits(ways, stride
     ("n", "tile", "lines", "ways"), [thorough(48, 16, 160, None), thorough(96, 24, 128, None), (96, 24, 256, 8)]
 )
 def test_a_tiled_product_moves_what_the_exact_simulator_says(n, tile, lines, ways):
-    found = loop("product", (8 * n * n,) * 3, n, tile, level=cache(lines, ways))
+    lines_moved = loop("product", (8 * n * n,) * 3, n, tile, level=cache(lines, ways))
     (exact,) = play(product_trace(n, tile), [cache(lines, ways)], fetch_on_write=True)
     assert exact.fills > 3 * n * n * 8 / LINE
-    assert near(found["read_miss_lines"] + found["write_allocate_lines"], exact.fills)
-    assert near(found["written_back_lines"] + found["outputs_left_lines"], exact.write_backs)
+    assert near(lines_moved["read_miss_lines"] + lines_moved["write_allocate_lines"], exact.fills)
+    assert near(lines_moved["written_back_lines"] + lines_moved["outputs_left_lines"], exact.write_backs)
 
 
 def product_trace(n, tile):
@@ -94,9 +94,9 @@ def product_trace(n, tile):
 @pytest.mark.thorough
 @needs_valgrind
 def test_behind_a_nearer_cache_less_arrives():
-    found = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
-    assert near(found["read_miss_lines"], 256)  # the nearer cache holds all of them
-    assert near(found["inner_miss_lines"], 256)
+    measured = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(64), inner=cache(512, 8))
+    assert near(measured["read_miss_lines"], 256)  # the nearer cache holds all of them
+    assert near(measured["inner_miss_lines"], 256)
     smaller = loop("strided", (8, 8 * 2048), 2048, 8, outputs=(), level=cache(512), inner=cache(64, 8))
     assert near(smaller["inner_miss_lines"], 512)  # the misses of both passes
     assert near(smaller["read_miss_lines"], 256)
@@ -107,28 +107,30 @@ def test_behind_a_nearer_cache_less_arrives():
 @needs_valgrind
 def test_attention_moves_its_arrays_once_where_they_fit():
     problem = rb.Problem(40, 70, 24, 8, heads=2, dtype="float32")
-    found = measure(problem, words=1 << 15, using="cachegrind", tiles={"rows": 16, "cols": 6})
+    measurement = measure(problem, words=1 << 15, using="cachegrind", tiles={"rows": 16, "cols": 6})
     arrays = 4 * 2 * (40 * 24 + 70 * 24 + 70 * 8 + 40 * 8 + 40)
-    assert 0.98 * arrays <= found.bytes_read + found.bytes_written  # out and lse are read before they are written
+    assert (
+        0.98 * arrays <= measurement.bytes_read + measurement.bytes_written
+    )  # out and lse are read before they are written
     # Except for a line or two, depending on the addresses of code and stack
-    assert found.parts["outputs_left_lines"] >= 4 * 2 * (40 * 8 + 40) // 64 - 2
-    assert found.parts["written_back_lines"] == 0
-    assert found.bytes_read < 2.2 * arrays
-    assert found.counted_words == rb.count("flash", problem, tiles={"rows": 16, "cols": 6}).words
-    assert found.bound_words == rb.lower_bound(problem, 1 << 15).words
-    assert found.kernel == f"flash forward, {cachegrind.isa().name}"
-    assert found.tool.startswith("valgrind-3.")
-    assert found == type(found).from_json(found.to_json())
+    assert measurement.parts["outputs_left_lines"] >= 4 * 2 * (40 * 8 + 40) // 64 - 2
+    assert measurement.parts["written_back_lines"] == 0
+    assert measurement.bytes_read < 2.2 * arrays
+    assert measurement.counted_words == rb.count("flash", problem, tiles={"rows": 16, "cols": 6}).words
+    assert measurement.bound_words == rb.lower_bound(problem, 1 << 15).words
+    assert measurement.kernel == f"flash forward, {cachegrind.isa().name}"
+    assert measurement.tool.startswith("valgrind-3.")
+    assert measurement == type(measurement).from_json(measurement.to_json())
 
 
 @pytest.mark.thorough
 @needs_valgrind
 def test_outputs_whose_first_rows_are_written_last_are_found_in_the_cache():
     problem = rb.Problem(128, 32, 64, dtype="float32")
-    found = measure(problem, words=8192, using="cachegrind", tiles={"rows": 16, "cols": 6})
+    measurement = measure(problem, words=8192, using="cachegrind", tiles={"rows": 16, "cols": 6})
     rows_lines = 4 * 64 // 64
     # The lines of the last block, except those that the end of the pass evicts, about one line
-    assert 15 * rows_lines <= found.parts["outputs_left_lines"] < 128 * rows_lines
+    assert 15 * rows_lines <= measurement.parts["outputs_left_lines"] < 128 * rows_lines
 
 
 @needs_valgrind
@@ -162,10 +164,10 @@ def test_the_same_twice():
 def test_masks_travel_with_the_call(direction, schedule):
     mask = rb.Mask.random_blocks(0.4, seed=1, block=8)
     problem = rb.Problem(40, 50, 8, heads=2, dtype="float32", mask=mask, direction=direction)
-    seen, own = (measure(problem, words=1 << 14, using=x, schedule=schedule) for x in ("cachegrind", "probe"))
+    simulated, own = (measure(problem, words=1 << 14, using=x, schedule=schedule) for x in ("cachegrind", "probe"))
     assert own.measured_words == own.counted_words
-    assert seen.schedule == own.schedule
-    assert seen.measured_words > 0.5 * (own.measured_words if schedule is None else problem.heads * 90 * 8 * 2)
+    assert simulated.schedule == own.schedule
+    assert simulated.measured_words > 0.5 * (own.measured_words if schedule is None else problem.heads * 90 * 8 * 2)
 
 
 def test_what_callgrind_writes():

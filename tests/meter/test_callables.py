@@ -39,13 +39,13 @@ def script(tmp_path):
 @needs_valgrind
 @pytest.mark.thorough
 def test_a_copy_by_somebody_else(script):
-    found = rb.measure_callable(f"{script}:copy", 2, offset=64, using="cachegrind", words=2048, bytes_per_word=8)
+    measurement = rb.measure_callable(f"{script}:copy", 2, offset=64, using="cachegrind", words=2048, bytes_per_word=8)
     moved = 2 * ((1 << 20) - 64)
-    assert moved <= found.bytes_read / 2 <= 1.02 * moved  # read, and read before being written
-    assert 0.99 * moved <= found.bytes_written <= 1.02 * moved
-    assert found.unit == "words of 8 bytes"
-    assert found.kernel.endswith("script.py:copy")
-    assert found.over_counted is None
+    assert moved <= measurement.bytes_read / 2 <= 1.02 * moved  # read, and read before being written
+    assert 0.99 * moved <= measurement.bytes_written <= 1.02 * moved
+    assert measurement.unit == "words of 8 bytes"
+    assert measurement.kernel.endswith("script.py:copy")
+    assert measurement.over_counted is None
     idle = rb.measure_callable(f"{script}:nothing", using="cachegrind", words=2048)
     assert idle.bytes_read + idle.bytes_written < 64 * 100
     with pytest.raises(RedblueError, match=r"failed with status 1.*OSError: not today"):
@@ -79,10 +79,10 @@ def test_the_interpreter_as_a_meter():
     from support.gather_rows import gather, rows_case
 
     x, rows, out = rows_case(7, 5)
-    found = rb.measure_callable(gather, x, rows, out, using="interpreter")
-    assert (found.bytes_read, found.bytes_written) == (4 * (35 + 7), 4 * 35)
-    assert found.parts == {"launches": 1, "words_read": 42, "words_written": 35}
-    assert found.tool == f"triton {triton.__version__}"
+    measurement = rb.measure_callable(gather, x, rows, out, using="interpreter")
+    assert (measurement.bytes_read, measurement.bytes_written) == (4 * (35 + 7), 4 * 35)
+    assert measurement.parts == {"launches": 1, "words_read": 42, "words_written": 35}
+    assert measurement.tool == f"triton {triton.__version__}"
     with pytest.raises(RedblueError, match="launched no Triton kernel"):
         rb.measure_callable(torch.zeros, 3, using="interpreter")
 
@@ -92,10 +92,10 @@ def test_triton_kernels_move_what_is_counted(mask):
     pytest.importorskip("triton")
     pytest.importorskip("torch")
     problem = rb.Problem(48, 40, 16, heads=2, kv_heads=1, dtype="float32", mask=mask)
-    found = rb.measure(problem, words=8192, using="interpreter")
-    assert found.measured_words == found.counted_words
-    assert found.bound_words == rb.lower_bound(problem, 8192).words
-    assert (found.parts["index_bytes"] > 0) == (mask == rb.Mask.random_blocks(0.4, block=16, seed=1))
+    measurement = rb.measure(problem, words=8192, using="interpreter")
+    assert measurement.measured_words == measurement.counted_words
+    assert measurement.bound_words == rb.lower_bound(problem, 8192).words
+    assert (measurement.parts["index_bytes"] > 0) == (mask == rb.Mask.random_blocks(0.4, block=16, seed=1))
 
 
 def run(*arguments):

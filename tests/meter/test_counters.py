@@ -48,16 +48,16 @@ def test_what_each_vendor_counts():
 
 
 def test_perf_output():
-    found = counters.read(WRITTEN)
-    assert counters._bytes(found, "l1d.replacement") == 64_000
-    assert counters._bytes(found, "uncore_imc_0/cas_count_read/") == 3.5 * 2**20
+    events = counters.read(WRITTEN)
+    assert counters._bytes(events, "l1d.replacement") == 64_000
+    assert counters._bytes(events, "uncore_imc_0/cas_count_read/") == 3.5 * 2**20
     for event, said in (
         ("l2_lines_in.all", "is not counted: perf had no free counter for it"),
         ("nowhere", "is not counted"),
         ("l2_trans.l2_wb", "is counted in 'Joules', which is not known: MiB, Bytes are"),
     ):
         with pytest.raises(RedblueError, match=said):
-            counters._bytes(found, event)
+            counters._bytes(events, event)
     with pytest.raises(RedblueError, match=r"not supported: this \(virtual\) machine does not offer it; measure with"):
         counters._bytes(counters.read(REFUSED), "l1d.replacement")
 
@@ -65,9 +65,9 @@ def test_perf_output():
 def test_the_boundary_of_the_smallest_cache_that_holds_it(monkeypatch):
     caches = (Cache(1, 32 << 10, 2), Cache(2, 1 << 20, 2), Cache(3, 8 << 20, 1))
     monkeypatch.setattr(counters, "detect_cpu", lambda: Cpu("a CPU", 2, caches, None, "a test"))
-    found = {"L1d/L2": CORE, "L2/L3": CORE, "L3/DRAM": CORE}
+    boundaries = {"L1d/L2": CORE, "L2/L3": CORE, "L3/DRAM": CORE}
     sizes = (1, 32 << 10, (32 << 10) + 1, 1 << 20, 9 << 20)
-    names = [counters.boundary_for(size, found) for size in sizes]
+    names = [counters.boundary_for(size, boundaries) for size in sizes]
     assert names == ["L1d/L2", "L1d/L2", "L2/L3", "L2/L3", "L3/DRAM"]
 
 
@@ -113,16 +113,19 @@ def fake(tmp_path, monkeypatch):
 def test_a_problem_and_a_callable_are_counted(fake):
     folder = fake()
     problem = rb.Problem(64, 64, 32, dtype="float32")
-    found = rb.measure(problem, using="counters", boundary="L1d/L2", tiles={"rows": 32, "cols": 6})
-    assert (found.bytes_read, found.bytes_written) == (round(64_000 / 3), round(300 * 64 / 3))
-    assert (found.boundary, found.meter, found.tool) == ("L1d/L2", "counters", "perf 6.1.0")
+    measurement = rb.measure(problem, using="counters", boundary="L1d/L2", tiles={"rows": 32, "cols": 6})
+    assert (measurement.bytes_read, measurement.bytes_written) == (round(64_000 / 3), round(300 * 64 / 3))
+    assert (measurement.boundary, measurement.meter, measurement.tool) == ("L1d/L2", "counters", "perf 6.1.0")
     assert (folder / "log").read_text() == "enable disable"
-    assert found.capacity_bytes is None or found.bound_words == rb.lower_bound(problem, found.capacity_bytes // 4).words
+    assert (
+        measurement.capacity_bytes is None
+        or measurement.bound_words == rb.lower_bound(problem, measurement.capacity_bytes // 4).words
+    )
     calls = []
-    one = rb.measure_callable(calls.append, 3, using="counters", boundary="L1d/L2", bytes_per_word=8)
+    of_callable = rb.measure_callable(calls.append, 3, using="counters", boundary="L1d/L2", bytes_per_word=8)
     assert calls == [3] * (1 + counters.REPEATS)
-    assert one.bytes_read == found.bytes_read
-    assert one.measured_words == (one.bytes_read + one.bytes_written) / 8
+    assert of_callable.bytes_read == measurement.bytes_read
+    assert of_callable.measured_words == (of_callable.bytes_read + of_callable.bytes_written) / 8
     with pytest.raises(RedblueError, match="on this CPU L1d/L2, L2/L3 can be measured, got boundary 'L9'"):
         rb.measure(problem, using="counters", boundary="L9")
 

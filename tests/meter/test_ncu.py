@@ -38,12 +38,12 @@ OUTPUT = "\n".join(
 
 
 def test_all_kernels_together():
-    (found,) = ncu.read(OUTPUT, ["L2/DRAM"]).values()
-    assert found == ncu.Moved(1_048_576 + 1_500, 2_048, ("forward_kernel(float*, int)", "merge"))
+    (moved,) = ncu.read(OUTPUT, ["L2/DRAM"]).values()
+    assert moved == ncu.Moved(1_048_576 + 1_500, 2_048, ("forward_kernel(float*, int)", "merge"))
     shared = ncu.METRICS["registers/shared memory"]
     text = "\n".join([HEAD, row(0, "k", shared[0][0], "", "10"), row(0, "k", shared[1][0], "", "3")])
-    (found,) = ncu.read(text, ["registers/shared memory"]).values()
-    assert (found.bytes_read, found.bytes_written) == (1_280, 384)
+    (moved,) = ncu.read(text, ["registers/shared memory"]).values()
+    assert (moved.bytes_read, moved.bytes_written) == (1_280, 384)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_callable_under_ncu(fake):
     folder = fake(OUTPUT)
-    found = rb.measure_callable("json:dumps", [1], using="ncu", boundary="L2/DRAM")
-    assert (found.bytes_read, found.bytes_written) == (1_050_076, 2_048)
-    assert (found.kernel, found.tool, found.boundary) == ("json:dumps", "ncu 2025.1.0.0", "L2/DRAM")
-    told = (folder / "arguments").read_text()
-    assert "--profile-from-start off" in told
-    assert "dram__bytes_read.sum,dram__bytes_write.sum" in told
+    measurement = rb.measure_callable("json:dumps", [1], using="ncu", boundary="L2/DRAM")
+    assert (measurement.bytes_read, measurement.bytes_written) == (1_050_076, 2_048)
+    assert (measurement.kernel, measurement.tool, measurement.boundary) == ("json:dumps", "ncu 2025.1.0.0", "L2/DRAM")
+    arguments = (folder / "arguments").read_text()
+    assert "--profile-from-start off" in arguments
+    assert "dram__bytes_read.sum,dram__bytes_write.sum" in arguments
     with pytest.raises(RedblueError, match=r"ncu measures registers/shared memory, .*; got boundary 'L7'"):
         rb.measure_callable("json:dumps", [1], using="ncu", boundary="L7")
 

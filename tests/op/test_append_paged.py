@@ -94,9 +94,9 @@ def small(**change):
     k, v, k_pages, v_pages = (
         rng.standard_normal(s).astype(np.float32) for s in [(3, 1, 1, 4)] * 2 + [(8, 2, 1, 4)] * 2
     )
-    given = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "lengths_k": [3, 2, 4]}
-    given["page_table"] = np.array([[0, 1, 9], [2, 3, 9], [4, 5, 6]])
-    return given | {name: x(given[name]) if callable(x) else x for name, x in change.items()}
+    arguments = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "lengths_k": [3, 2, 4]}
+    arguments["page_table"] = np.array([[0, 1, 9], [2, 3, 9], [4, 5, 6]])
+    return arguments | {name: x(arguments[name]) if callable(x) else x for name, x in change.items()}
 
 
 def overlapping(x):
@@ -244,11 +244,11 @@ def test_columns_of_keys_are_found_in_tensors_of_arrays():
     cache = np.zeros((4, 2, 1, 4), np.float32)
     k, table = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4), np.zeros((1, 1), int)
     arrays = {"k": k, "v": k[..., 1:3], "k_pages": cache, "v_pages": cache[..., 1:3], "page_table": table}
-    given = {name: tensor(x) for name, x in arrays.items()}
-    assert rb.append_paged(**given, lengths_k=[0]).tolist() == [1]
+    arguments = {name: tensor(x) for name, x in arrays.items()}
+    assert rb.append_paged(**arguments, lengths_k=[0]).tolist() == [1]
     np.testing.assert_array_equal(cache[0, 0], k[0, 0])
     with pytest.raises(rb.RedblueError, match="v must be columns 1 to 2 of k"):
-        rb.append_paged(**given | {"v": given["v"] + 1}, lengths_k=[1])
+        rb.append_paged(**arguments | {"v": arguments["v"] + 1}, lengths_k=[1])
 
 
 def test_tensors_without_values_memory_or_with_gradients_are_refused():

@@ -154,7 +154,7 @@ def test_few_tables_are_kept(checks):
 def test_the_kernels_read_no_memory_that_the_caller_may_change(most, monkeypatch):
     monkeypatch.setattr(known_tables, "MAX_BYTES", most)
     q, k, v, table, lengths = (x.numpy() for x in arrays(np.random.default_rng(6), 2))
-    given = (table.astype(np.int64), lengths.astype(np.int64), np.array([0, 1, 2]))
-    call = PagedCall.checked(q[:, 0], k, v, given[0], given[1], given[2], None, Options())
+    tables = (table.astype(np.int64), lengths.astype(np.int64), np.array([0, 1, 2]))
+    call = PagedCall.checked(q[:, 0], k, v, tables[0], tables[1], tables[2], None, Options())
     for own in call.sequences.arrays:
-        assert not any(np.may_share_memory(own, x) for x in given)
+        assert not any(np.may_share_memory(own, x) for x in tables)

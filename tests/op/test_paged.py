@@ -153,8 +153,8 @@ def small(**change):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((3, 1, 2, 4), (8, 2, 1, 4), (8, 2, 1, 4)))
     table = np.array([[0, 1], [2, 3], [4, 5]])
-    given = {"q": q, "k_pages": k, "v_pages": v, "page_table": table, "lengths_k": [3, 2, 4]}
-    return given | {name: x(given[name]) if callable(x) else x for name, x in change.items()}
+    arguments = {"q": q, "k_pages": k, "v_pages": v, "page_table": table, "lengths_k": [3, 2, 4]}
+    return arguments | {name: x(arguments[name]) if callable(x) else x for name, x in change.items()}
 
 
 REFUSED = [
@@ -237,11 +237,11 @@ def test_sequences_without_keys_give_zeros_even_without_pages():
 
 def test_arrays_of_other_libraries():
     jnp = pytest.importorskip("jax.numpy")
-    given = small()
-    expected = rb.attention_paged(**given)
+    arguments = small()
+    expected = rb.attention_paged(**arguments)
     for name in ("q", "k_pages", "v_pages"):
-        given[name] = jnp.asarray(given[name])
-    np.testing.assert_array_equal(rb.attention_paged(**given), expected)
+        arguments[name] = jnp.asarray(arguments[name])
+    np.testing.assert_array_equal(rb.attention_paged(**arguments), expected)
 
 
 @pytest.mark.parametrize("wrong", ["one key less", "another page", "a key later", "another mask"])

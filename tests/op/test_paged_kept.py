@@ -50,7 +50,7 @@ def same_as_afresh(*arguments: Any, **options: Any) -> None:
 def test_layers_share_what_is_known_of_one_table(library, monkeypatch):
     made = []
     ready = paged_cpu.ready
-    monkeypatch.setattr(paged_cpu, "ready", lambda *given: made.append(given) or ready(*given))
+    monkeypatch.setattr(paged_cpu, "ready", lambda *arguments: made.append(arguments) or ready(*arguments))
     for layer in range(3):
         same_as_afresh(*of(library, *call(10 * layer), TABLE, LENGTHS))
     assert len(made) == 1 + 3  # once for the layers, and three times without reuse
@@ -110,13 +110,13 @@ def test_what_is_refused_stays_refused():
 def test_layers_share_what_is_known_of_one_write(library, monkeypatch):
     made = []
     target = paged_append._target
-    monkeypatch.setattr(paged_append, "_target", lambda *given: made.append(given) or target(*given))
+    monkeypatch.setattr(paged_append, "_target", lambda *arguments: made.append(arguments) or target(*arguments))
     for layer in range(3):
         _, k_pages, v_pages = (x.clone() for x in call(layer))
         new, wanted = normal(layer, 2, 2, H_KV, D), k_pages.clone()
         for b, i in np.ndindex(2, 2):
-            at = int(LENGTHS[b]) + i
-            wanted[TABLE[b, at // PAGE], at % PAGE] = new[b, i]
+            position = int(LENGTHS[b]) + i
+            wanted[TABLE[b, position // PAGE], position % PAGE] = new[b, i]
         ends = rb.append_paged(*of(library, new, -new, k_pages, v_pages, TABLE, LENGTHS))
         assert ends.tolist() == [8, 5]
         ends[:] = -1  # the caller's array

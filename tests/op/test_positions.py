@@ -64,12 +64,14 @@ def test_scores_of_alibi_are_bitwise_those_of_the_whole(schedule):
     queries, keys = PLACEMENTS["random"](N_Q), PLACEMENTS["zigzag"](N_K)
     for shift in range(0, len(keys), 3):
         columns = (np.arange(len(queries)) + shift) % len(keys)
-        one = Mask.from_coo(np.arange(len(queries)), columns, (len(queries), len(keys)))
+        part_mask = Mask.from_coo(np.arange(len(queries)), columns, (len(queries), len(keys)))
         in_whole = Mask.from_coo(queries, keys[columns], (N_Q, N_K))
         _, whole = rb.attention(q, k, k, alibi=alibi, mask=in_whole, schedule=schedule, return_lse=True)
         part = q[:, queries], k[:, keys], k[:, keys]
         positions = Positions(queries, keys, N_Q, N_K)
-        _, lse = rb.attention(*part, alibi=alibi, mask=one, schedule=schedule, positions=positions, return_lse=True)
+        _, lse = rb.attention(
+            *part, alibi=alibi, mask=part_mask, schedule=schedule, positions=positions, return_lse=True
+        )
         assert np.array_equal(lse, whole[:, queries])
 
 

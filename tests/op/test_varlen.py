@@ -81,8 +81,8 @@ def test_nested_tensors_go_through_scaled_dot_product_attention(layout):
     loss = sum(part.sin().sum() for part in out.unbind())
     gradients = torch.autograd.grad(loss, [x for of in each for x in of])
     alone = [
-        torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one), is_causal=True)
-        for one in zip(*each, strict=True)
+        torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in sequence), is_causal=True)
+        for sequence in zip(*each, strict=True)
     ]
     for part, expected in zip(out.unbind(), alone, strict=True):
         torch.testing.assert_close(part, expected)

@@ -49,12 +49,12 @@ SOLVED = [
 @pytest.mark.parametrize("rules", METHODS)
 @pytest.mark.parametrize(("graph", "red"), SOLVED, ids=str)
 def test_every_bound_lies_below_the_optimum(graph, red, rules):
-    found = solve(graph, red, rules)
-    assert found.optimal
+    solution = solve(graph, red, rules)
+    assert solution.optimal
     bounds = lower_bounds(graph, red, rules)
     # The relaxation is left out if it would take long.
     assert METHODS[rules] - {"relaxation"} <= {bound.method for bound in bounds} <= METHODS[rules]
-    assert all(0 <= bound.words <= found.cost for bound in bounds), (bounds, found.cost)
+    assert all(0 <= bound.words <= solution.cost for bound in bounds), (bounds, solution.cost)
     assert lower_bound(graph, red, rules) == bounds[0]
 
 
@@ -67,14 +67,14 @@ def test_every_bound_lies_below_random_optima(first):
         if seed % 4 == 1:
             rules = replace(rules, weights=tuple(1 + v % 3 for v in range(graph.n)), sinks_end_blue=seed % 8 == 1)
         red = least_red(graph, rules) + seed % 2
-        found = solve(graph, red, rules)
+        solution = solve(graph, red, rules)
         for bound in lower_bounds(graph, red, rules):
-            assert bound.words <= found.cost + 1e-9, (seed, rules, bound)
+            assert bound.words <= solution.cost + 1e-9, (seed, rules, bound)
 
 
 def test_some_bounds_beat_the_compulsory_one():
-    again, at = wavefront(stencil_graph(8, 6), 4, Rules("one-shot"))
-    assert (again, at[0]) == (4, "x")
+    again, place = wavefront(stencil_graph(8, 6), 4, Rules("one-shot"))
+    assert (again, place[0]) == (4, "x")
     assert lower_bound(fft_graph(4), 3).words == 14
     assert lower_bound(fft_graph(4), 3).method == "search"
     assert "relaxation" in {bound.method for bound in lower_bounds(fft_graph(4), 3, "partial")}
@@ -89,9 +89,9 @@ def test_the_spectral_bound_sees_an_expander():
 def test_attention_bounds_lie_below_the_optima():
     for (n, d), reds in {(2, 1): range(4, 9), (2, 2): (5, 6, 7, 8), (3, 1): (9, 10, 12)}.items():
         for red in reds:
-            found = solve(attention_graph(n, d), red)
-            assert found.optimal
-            assert attention_bound(Problem(n, n, d), words=red).words <= found.cost
+            solution = solve(attention_graph(n, d), red)
+            assert solution.optimal
+            assert attention_bound(Problem(n, n, d), words=red).words <= solution.cost
 
 
 @pytest.mark.thorough

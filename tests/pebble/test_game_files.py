@@ -31,9 +31,9 @@ def test_what_is_written_is_read(data, tmp_path_factory):
     rows = draw.integers((0, 0, -1, 0), (4, graph.n, graph.n, 3), (size, 4))
     path = tmp_path_factory.mktemp("games") / "game"
     save_game(path, graph, Game.of(rows.tolist()), 5, rules)
-    found = read_game(path, graph)
-    assert found == (graph, Game.of(rows.tolist()), 5, rules)
-    assert found.graph.labels == graph.labels
+    contents = read_game(path, graph)
+    assert contents == (graph, Game.of(rows.tolist()), 5, rules)
+    assert contents.graph.labels == graph.labels
 
 
 def test_a_file_is_readable_by_people(file):
@@ -138,6 +138,6 @@ def test_files_that_cannot_be(tmp_path):
 def test_a_solved_game_survives(tmp_path):
     graph = pebble.fft_graph(4)
     rules = Rules("partial")
-    found = heuristic(graph, 3, rules)
-    save_game(tmp_path / "game", graph, found.moves, 3, rules)
-    assert pebble.check(*read_game(tmp_path / "game")) == found.verdict
+    best = heuristic(graph, 3, rules)
+    save_game(tmp_path / "game", graph, best.moves, 3, rules)
+    assert pebble.check(*read_game(tmp_path / "game")) == best.verdict

@@ -19,9 +19,9 @@ def test_any_rules_give_legal_games(data):
     graph = data.draw(graphs())
     rules = data.draw(rule_sets(graph, least_words=3))
     red = least_red(graph, rules) + data.draw(st.integers(0, 3))
-    found = heuristic(graph, red, rules, tries=20)
-    assert check(graph, found.moves, red, rules) == found.verdict
-    assert found.cost == found.verdict.cost
+    game = heuristic(graph, red, rules, tries=20)
+    assert check(graph, game.moves, red, rules) == game.verdict
+    assert game.cost == game.verdict.cost
 
 
 @given(graphs(), st.integers(0, 3))
@@ -59,9 +59,9 @@ def test_orders_hold_every_node_once_after_its_parents(graph):
 
 def test_a_product_is_tiled():
     """2 m n k / sqrt(M) words at best; small tiles, which must leave space for their operands, move more."""
-    found = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
-    assert found.order.startswith("tiles of 6 x 6")
-    assert found.cost < 1.15 * (2 * 12**3 / 6 + 144)
+    game = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
+    assert game.order.startswith("tiles of 6 x 6")
+    assert game.cost < 1.15 * (2 * 12**3 / 6 + 144)
 
 
 def test_attention_is_scheduled_as_the_schedules_do_it():
@@ -75,15 +75,15 @@ def test_attention_is_scheduled_as_the_schedules_do_it():
 @pytest.mark.thorough
 def test_large_graphs():
     graph = pebble.fft_graph(256)
-    found = heuristic(graph, 18)  # 16 points, and two for a butterfly
-    assert found.order.startswith("bands of 4 levels, by their loads")
-    assert found.cost <= 2 * 2 * 256  # two bands, each of which reads and writes everything
+    game = heuristic(graph, 18)  # 16 points, and two for a butterfly
+    assert game.order.startswith("bands of 4 levels, by their loads")
+    assert game.cost <= 2 * 2 * 256  # two bands, each of which reads and writes everything
 
 
 def test_the_gap_is_to_the_best_bound():
     assert heuristic(pebble.tree_graph(2, 2), 3).gap == 1
-    found = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
-    assert found.gap == found.cost / pebble.lower_bound(found.graph, 60).words > 1
+    game = heuristic(pebble.matmul_graph(12, 12, 12), red=60, tries=0)
+    assert game.gap == game.cost / pebble.lower_bound(game.graph, 60).words > 1
 
 
 def test_levels_are_filled_one_after_the_other():

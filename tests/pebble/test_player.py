@@ -60,8 +60,8 @@ def test_traced_schedules_and_levels_are_played():
     traced = rb.trace("flash", rb.Problem(4, 4, 2), words=60)
     assert embedded(render(traced.graph, traced.moves, traced.red, traced.rules))["capacities"] == [traced.red]
     rules = Rules(further=(Further(9, 2, 2),))
-    found = heuristic(pebble.fft_graph(4), 4, rules)
-    game = embedded(render(pebble.fft_graph(4), found.moves, 4, rules))
+    best = heuristic(pebble.fft_graph(4), 4, rules)
+    game = embedded(render(pebble.fft_graph(4), best.moves, 4, rules))
     assert (game["capacities"], game["loadCosts"]) == ([4, 9], [1, 2])
     partial = heuristic(pebble.fft_graph(4), 2, "partial")
     assert embedded(render(pebble.fft_graph(4), partial.moves, 2, "partial"))["partial"]

@@ -30,18 +30,18 @@ NAMES = ("red-blue", "one-shot", "partial")
 
 def optimum(graph, red, rules="red-blue"):
     """The cost of a proved solution, which the referee must accept at that cost."""
-    found = solve(graph, red, rules)
-    assert found.optimal
-    assert found.lower_bound == found.cost
-    assert check(graph, found.moves, red, rules).cost == pytest.approx(found.cost)
-    return found.cost
+    solution = solve(graph, red, rules)
+    assert solution.optimal
+    assert solution.lower_bound == solution.cost
+    assert check(graph, solution.moves, red, rules).cost == pytest.approx(solution.cost)
+    return solution.cost
 
 
 def some_rules(seed):
     """Rules of every kind, half of them plain."""
     draw, graph = random.Random(seed), drawn(seed)
     name = NAMES[seed % 3]
-    given = {
+    options = {
         "weights": tuple(draw.randint(1, 3) for _ in range(graph.n)),
         "sinks_end_blue": False,
         "inputs_start_blue": False,
@@ -51,7 +51,7 @@ def some_rules(seed):
         "compute_cost": draw.choice((0.25, 1, 3)),
         "constants": (int(graph.sources[0]),),
     }
-    kept = {key: value for key, value in given.items() if seed % 2 and draw.random() < 0.35}
+    kept = {key: value for key, value in options.items() if seed % 2 and draw.random() < 0.35}
     return graph, least_red(graph, Rules(name, **kept)) + draw.randint(0, 2), Rules(name, **kept)
 
 
@@ -138,26 +138,26 @@ def test_large_graphs_use_wider_sets():
 def test_a_time_limit_gives_a_game_and_a_bound():
     graph = attention_graph(3, 2)
     start = time.perf_counter()
-    found = solve(graph, 6, time_limit=0.3)
+    solution = solve(graph, 6, time_limit=0.3)
     assert time.perf_counter() - start < 2
-    assert not found.optimal
-    assert 24 <= found.lower_bound < found.cost == check(graph, found.moves, 6).cost
+    assert not solution.optimal
+    assert 24 <= solution.lower_bound < solution.cost == check(graph, solution.moves, 6).cost
 
 
 def test_even_no_time_gives_a_game():
     for name in NAMES:
         graph = attention_graph(3, 2)
-        found = solve(graph, 5, name, time_limit=1e-9)
-        assert not found.optimal
-        assert found.cost == check(graph, found.moves, 5, name).cost
+        solution = solve(graph, 5, name, time_limit=1e-9)
+        assert not solution.optimal
+        assert solution.cost == check(graph, solution.moves, 5, name).cost
     slides = Rules("one-shot", sliding=True)
     assert solve(tree_graph(2, 5), 2, slides, time_limit=1e-9).cost >= 33
 
 
 def test_bounded_memory_gives_a_game_and_a_bound():
-    found = solve(fft_graph(8), 4, memory_bytes=1 << 20)
-    assert not found.optimal
-    assert 16 <= found.lower_bound <= found.cost
+    solution = solve(fft_graph(8), 4, memory_bytes=1 << 20)
+    assert not solution.optimal
+    assert 16 <= solution.lower_bound <= solution.cost
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -167,25 +167,25 @@ def test_an_interrupt_gives_the_best_so_far():
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 
-    for start, progress in ((threading.Timer(0.3, interrupt).start, None), (lambda: None, lambda at: interrupt())):
+    for start, progress in ((threading.Timer(0.3, interrupt).start, None), (lambda: None, lambda state: interrupt())):
         start()
-        found = solve(graph, 6, progress=progress, time_limit=20)
-        assert found.seconds < 15
-        assert not found.optimal
-        assert found.cost == check(graph, found.moves, 6).cost
+        solution = solve(graph, 6, progress=progress, time_limit=20)
+        assert solution.seconds < 15
+        assert not solution.optimal
+        assert solution.cost == check(graph, solution.moves, 6).cost
 
 
 def test_progress_is_told():
-    seen = []
-    solve(attention_graph(3, 2), 6, progress=seen.append, time_limit=0.5)
-    assert len(seen) >= 3
-    assert seen[-1].cost is not None
-    for a, b in itertools.pairwise(seen):
+    reports = []
+    solve(attention_graph(3, 2), 6, progress=reports.append, time_limit=0.5)
+    assert len(reports) >= 3
+    assert reports[-1].cost is not None
+    for a, b in itertools.pairwise(reports):
         assert (a.nodes, a.lower_bound, a.seconds) <= (b.nodes, b.lower_bound, b.seconds)
 
 
 def test_what_progress_raises_comes_through():
-    def stop(at):
+    def stop(state):
         raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):

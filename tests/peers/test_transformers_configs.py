@@ -68,7 +68,7 @@ FIXTURE_DEVIATIONS = {
 
 def theirs(config: Any) -> Counter:
     """The number of layers for each (heads, KV heads, head dimension, window), by the class's attributes."""
-    found = Counter()
+    counts = Counter()
     count = getattr(config, "num_hidden_layers", 1)
     heads_of = getattr(config, "num_attention_heads_per_layer", None)
     per_layer = config.to_dict().get("per_layer_config")
@@ -80,8 +80,8 @@ def theirs(config: Any) -> Counter:
             heads = heads_of[index] if heads_of else own.num_attention_heads
             kv_heads = getattr(own, "num_key_value_heads", None) or heads
             d = getattr(own, "head_dim", None) or own.hidden_size // heads
-            found[heads, kv_heads, d, own.sliding_window if kind == "sliding_attention" else None] += 1
-    return found
+            counts[heads, kv_heads, d, own.sliding_window if kind == "sliding_attention" else None] += 1
+    return counts
 
 
 @cache
@@ -92,10 +92,10 @@ def seen(mask: Mask) -> tuple[int | None, bool]:
     return None if keys == many else keys, bool(mask.to_dense(1, many).sum() > 1)
 
 
-def ours(found: Model, stack: str = "") -> Counter:
+def ours(listed: Model, stack: str = "") -> Counter:
     """The same counter for the model that redblue read, for one of the stacks, with each layer counted once."""
     layers = Counter()
-    for entry in found:
+    for entry in listed:
         p = entry.problem
         if entry.name.startswith(stack) and not entry.name.endswith(("(absorbed)", "last")):
             layers[p.heads, p.kv_heads, p.d, seen(p.mask)[0]] += entry.layers
@@ -166,18 +166,18 @@ def test_enough_fixtures_are_known():
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in FIXTURE_DEVIATIONS])
 def test_fixtures(name):
-    fields, found = fields_of(name), model(CONFIGS / f"{name}.json")
+    fields, listed = fields_of(name), model(CONFIGS / f"{name}.json")
     config = CONFIG_MAPPING[fields["model_type"]](**fields)
     if config.is_encoder_decoder:
         for side in STACKS[name]:
-            assert ours(found, f"{side} self") == theirs(config.get_text_config(**{side: True}))
+            assert ours(listed, f"{side} self") == theirs(config.get_text_config(**{side: True}))
         return
     text = config.get_text_config()
     deviation = DEVIATIONS.get(text.model_type)
     if deviation == MLA:
-        assert {p.d for p in found.problems if p.n_q > 1} == {text.qk_nope_head_dim + text.qk_rope_head_dim}
+        assert {p.d for p in listed.problems if p.n_q > 1} == {text.qk_nope_head_dim + text.qk_rope_head_dim}
     else:
-        assert (ours(found) == theirs(text)) == (deviation is None or name in AGREE_ALL_THE_SAME)
+        assert (ours(listed) == theirs(text)) == (deviation is None or name in AGREE_ALL_THE_SAME)
 
 
 @pytest.mark.parametrize("name", FIXTURE_DEVIATIONS)
@@ -192,29 +192,29 @@ def test_fixtures_that_deviate_do(name):
 
 @pytest.mark.thorough
 def test_class_defaults_agree_or_are_refused_by_name(defaults, read_defaults):
-    counts = Counter(type(found).__name__ for found in read_defaults.values())
+    counts = Counter(type(outcome).__name__ for outcome in read_defaults.values())
     assert counts["Model"] > 450
     assert counts["Model"] + counts["RedblueError"] == len(defaults)  # no other exception was raised
     wrong = []
-    for kind, found in read_defaults.items():
+    for kind, outcome in read_defaults.items():
         config = defaults[kind]
-        if isinstance(found, RedblueError):
-            named = set(re.findall(r"\w+", str(found)))
+        if isinstance(outcome, RedblueError):
+            named = set(re.findall(r"\w+", str(outcome)))
             if not named & {*field_names(config.to_dict()), *LOOKED_FOR}:
-                wrong.append((kind, str(found)))
+                wrong.append((kind, str(outcome)))
         elif not config.is_encoder_decoder:
-            agree = ours(found) == theirs(config.get_text_config())
+            agree = ours(outcome) == theirs(config.get_text_config())
             if agree == (kind in DEVIATIONS):
-                wrong.append((kind, ours(found), theirs(config.get_text_config())))
+                wrong.append((kind, ours(outcome), theirs(config.get_text_config())))
     assert not wrong
 
 
 @pytest.mark.thorough
 def test_latent_attention_has_both_parts_of_the_head(defaults, read_defaults):
     for kind in (kind for kind, reason in DEVIATIONS.items() if reason == MLA):
-        text, found = defaults[kind].get_text_config(), read_defaults[kind]
-        assert isinstance(found, Model)
-        dims = {p.d for entry, p in zip(found, found.problems, strict=True) if entry.name == "prefill (unabsorbed)"}
+        text, outcome = defaults[kind].get_text_config(), read_defaults[kind]
+        assert isinstance(outcome, Model)
+        dims = {p.d for entry, p in zip(outcome, outcome.problems, strict=True) if entry.name == "prefill (unabsorbed)"}
         layer = text.per_layer_config[0] if text.to_dict().get("per_layer_config") else text
         assert dims == {layer.qk_nope_head_dim + layer.qk_rope_head_dim}, kind
 
@@ -231,9 +231,9 @@ def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
     )
     checked = 0
     for kind in causal ^ masked:
-        found = read_defaults.get(kind)
-        if isinstance(found, Model) and not defaults[kind].is_encoder_decoder:
-            prefill = [entry.problem for entry in found if not entry.name.endswith("(absorbed)")]
+        outcome = read_defaults.get(kind)
+        if isinstance(outcome, Model) and not defaults[kind].is_encoder_decoder:
+            prefill = [entry.problem for entry in outcome if not entry.name.endswith("(absorbed)")]
             sees_later = {seen(p.mask)[1] for p in prefill}
             assert sees_later == {kind not in causal - NOT_CAUSAL}, kind
             checked += 1
@@ -244,9 +244,9 @@ def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
 def test_a_field_left_out_is_taken_as_transformers_takes_it_or_asked_for(defaults, read_defaults, tmp_path):
     """LEFT_OUT lists fields that a class fills in differently than redblue would."""
     compared, wrong = 0, []
-    for kind, found in read_defaults.items():
+    for kind, outcome in read_defaults.items():
         fields = defaults[kind].to_dict()
-        if isinstance(found, RedblueError) or any(fields.get(inner) for inner in INNER):
+        if isinstance(outcome, RedblueError) or any(fields.get(inner) for inner in INNER):
             continue
         for key in LEFT_OUT.keys() & {name for name, value in fields.items() if value is not None}:
             less = {name: value for name, value in fields.items() if name != key}

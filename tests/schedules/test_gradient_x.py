@@ -50,11 +50,11 @@ def test_the_reference_is_the_derivative_of_the_loss(mask):
         return 0.5 * ((out - a["e"]) ** 2).sum()
 
     dx = reference.gradient_x(**arrays, attends=attends).dx
-    for at in np.ndindex(3, 3):
+    for index in np.ndindex(3, 3):
         move = np.zeros((3, 3))
-        move[at] = step
+        move[index] = step
         slope = (loss(arrays["x"] + move) - loss(arrays["x"] - move)) / (2 * step)
-        assert dx[at] == pytest.approx(slope, abs=1e-7)
+        assert dx[index] == pytest.approx(slope, abs=1e-7)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
@@ -94,8 +94,8 @@ def test_nothing_of_size_n_squared_is_written_unless_it_says_so(name):
 def test_leading_constants(name, x, leading):
     """docs/lab/theory.md, "The regimes": words per pair, d = d_v and n >> d."""
     n, d = 1 << 22, 1024
-    found = count(name, problem_of(n, d), words=int((d / x) ** 2)).words / n**2
-    assert leading <= found < (1.025 if x > 0.1 else 1.4) * leading
+    coefficient = count(name, problem_of(n, d), words=int((d / x) ** 2)).words / n**2
+    assert leading <= coefficient < (1.025 if x > 0.1 else 1.4) * leading
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def per_row(name, d, words):
             object.__setattr__(problem, size, times * n)
         return schedule.direction(problem).cost(problem, tiles).words
 
-    one, two, three = (moved(times) for times in (1, 2, 3))
-    curved = (three - 2 * two + one) // 2
-    return (two - one - 3 * curved) / n
+    once, two, three = (moved(times) for times in (1, 2, 3))
+    curved = (three - 2 * two + once) // 2
+    return (two - once - 3 * curved) / n
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(0.06, 6), (0.25, 6), (1, 6), (2, 8), (4, 8)])
@@ -154,8 +154,8 @@ def test_causal_halves_the_leading_constant(name):
 
 @EVERY
 def test_heads_add_up(name):
-    one = count(name, problem_of(64, 8), words=512).words
-    assert count(name, problem_of(64, 8, heads=3, batch=2), words=512).words == 6 * one
+    one_head = count(name, problem_of(64, 8), words=512).words
+    assert count(name, problem_of(64, 8, heads=3, batch=2), words=512).words == 6 * one_head
 
 
 # The search ---------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def fewest_words(name, problem, words):
         every = itertools.product(*(range(1, length[edge] + 1) for edge in group))
         tried = (best | dict(zip(group, lengths, strict=True)) for lengths in every)
         fitting = [(c.words, edges) for edges in tried if (c := cost(edges)).peak <= words]
-        best = min(fitting, key=lambda found: found[0])[1]
+        best = min(fitting, key=lambda candidate: candidate[0])[1]
     return cost(best).words
 
 
@@ -272,10 +272,10 @@ def test_every_level_of_a_plan_fits_and_nests(d):
     ends, inner = {4096, 2048, d}, {}
     for level in plan.levels:
         assert level.schedule in (*NAMES, "gradient_x_once")
-        found = count(level.schedule, plan.problem, tiles=level.tiles)
-        assert found.peak <= level.capacity_words
-        assert found.words == level.words
-        assert found.words >= min(level.candidates.values()) >= level.bound.words
+        counted = count(level.schedule, plan.problem, tiles=level.tiles)
+        assert counted.peak <= level.capacity_words
+        assert counted.words == level.words
+        assert counted.words >= min(level.candidates.values()) >= level.bound.words
         for edge, length in level.tiles.items():
             within = inner.get(edge, inner.get(planner.SAME_MEANING.get(edge, edge), 1))
             assert length % within == 0 or length in ends

@@ -76,17 +76,17 @@ def test_a_cache_that_holds_all_keys_moves_each_word_once(n_q, n_k, d, d_v, mask
     for direction, name in (("backward", "flash_kept"), ("gradient_x", "gradient_x_once")):
         problem = Problem(n_q, n_k, d, d_v, mask=mask, direction=direction)
         tiles = {"rows": 1, "cols": n_k} | ({"keep": 1} if name == "flash_kept" else {})
-        found = count(name, problem, tiles=tiles)
-        bound = lower_bound(problem, found.peak)
-        assert (bound.name, found.words) == ("compulsory", bound.words)
+        counted = count(name, problem, tiles=tiles)
+        bound = lower_bound(problem, counted.peak)
+        assert (bound.name, counted.words) == ("compulsory", bound.words)
 
 
 def test_under_a_window_each_key_is_loaded_once_if_a_block_and_its_window_fit():
     problem = Problem(4096, 4096, 64, mask=Mask.sliding_window(127))
-    found = count("flash_kept", problem, tiles={"rows": 32, "cols": 1, "keep": 160})
-    assert found.reads == 2 * 4096 * 64 + 4096 * 64
-    flash = count("flash", problem, words=found.peak)
-    assert flash.words > 1.3 * found.words
+    counted = count("flash_kept", problem, tiles={"rows": 32, "cols": 1, "keep": 160})
+    assert counted.reads == 2 * 4096 * 64 + 4096 * 64
+    flash = count("flash", problem, words=counted.peak)
+    assert flash.words > 1.3 * counted.words
 
 
 @pytest.mark.parametrize(("words", "times"), [(524_417, 1.19), (540_149, 1.49)])

@@ -61,8 +61,8 @@ def test_masks_that_say_the_same_count_the_same():
     for name in ("flash", "small_cache", "hybrid"):
         for tiles in ({"rows": 7, "cols": 5, "depth": 1}, {"rows": 16, "cols": 16, "depth": 4}):
             edges = {edge: tiles[edge] for edge in schedules.get(name).passes["forward"].edges if edge in tiles}
-            found = {
+            costs = {
                 count(name, Problem(64, 64, 8, mask=each), tiles=edges).words
                 for each in (mask, graph, dense, ~(~mask | ~graph))
             }
-            assert len(found) == 1, (name, tiles)
+            assert len(costs) == 1, (name, tiles)

@@ -30,8 +30,8 @@ MASKS = {
 
 def problem(mask=None, kv_heads=4, **sizes):
     mask = Mask.full() if mask is None else mask
-    given = {"n_q": N, "n_k": N, "d": 3, "d_v": 2, "heads": 4, "kv_heads": kv_heads, "batch": 2, **sizes}
-    return Problem(**given, mask=mask)
+    fields = {"n_q": N, "n_k": N, "d": 3, "d_v": 2, "heads": 4, "kv_heads": kv_heads, "batch": 2, **sizes}
+    return Problem(**fields, mask=mask)
 
 
 def backward_of(layout):
@@ -42,10 +42,10 @@ def backward_of(layout):
 
 def layouts(processes, placement="contiguous", **options):
     """Every layout of every schedule that can divide the heads."""
-    given = problem(**options)
+    case = problem(**options)
     for name, schedule in network.SCHEDULES.items():
-        if any(grid.divides(given) for grid in schedule.grids(processes)):
-            yield from network.layouts(name, given, processes, placement)
+        if any(grid.divides(case) for grid in schedule.grids(processes)):
+            yield from network.layouts(name, case, processes, placement)
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -36,13 +36,13 @@ def random_placement(n, world, seed):
 @given(case=sizes_and_masks(), name=st.sampled_from([*PLACEMENTS, "random"]), seed=st.integers(0, 99))
 def test_pairs_and_missing_keys_are_those_of_the_dense_mask(case, name, seed):
     n, world, mask = case
-    found = balance(mask, n, random_placement(n, world, seed) if name == "random" else name, world)
+    balanced = balance(mask, n, random_placement(n, world, seed) if name == "random" else name, world)
     attends = mask.to_dense(n, n)
-    for own, pairs, missing in zip(found.placement.positions, found.pairs, found.missing_keys, strict=True):
+    for own, pairs, missing in zip(balanced.placement.positions, balanced.pairs, balanced.missing_keys, strict=True):
         assert pairs == attends[own].sum()
         assert missing == np.delete(attends[own].any(axis=0), own).sum()
-    most = max(attends[own].sum() for own in found.placement.positions)
-    assert found.share == pytest.approx(most * world / attends.sum() if attends.any() else 1)
+    most = max(attends[own].sum() for own in balanced.placement.positions)
+    assert balanced.share == pytest.approx(most * world / attends.sum() if attends.any() else 1)
 
 
 @examples(100)
@@ -100,9 +100,9 @@ def test_uneven_documents_are_balanced_by_blocks():
 def test_a_stack_of_masks_counts_all_planes():
     stack = Mask.per_head([Mask.causal(), Mask.sliding_window(2, 0), Mask.causal()])
     assert np.array_equal(row_pairs(stack, 9), stack.to_dense(9, 9).sum(axis=(0, 2)))
-    found = balance(stack, 12, "contiguous", 3)
+    balanced = balance(stack, 12, "contiguous", 3)
     dense = stack.to_dense(12, 12)
-    assert found.pairs.tolist() == [int(dense[:, 4 * p : 4 * p + 4].sum()) for p in range(3)]
+    assert balanced.pairs.tolist() == [int(dense[:, 4 * p : 4 * p + 4].sum()) for p in range(3)]
 
 
 def test_wrong_arguments_are_named():

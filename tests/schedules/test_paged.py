@@ -274,7 +274,7 @@ def test_the_tables_of_the_theory_are_counts():
 def test_cutting_keys_into_pieces_costs_little():
     for keys, more in ((4096, 0.0054), (65536, 0.0059)):
         problem, tiles = PagedProblem([1], [keys], 16, 128, heads=32, kv_heads=8), {"rows": 64}
-        whole, cut = (count("paged", problem, tiles=tiles | given).words for given in ({}, {"piece": 1024}))
+        whole, cut = (count("paged", problem, tiles=tiles | extra).words for extra in ({}, {"piece": 1024}))
         assert cut / whole - 1 == pytest.approx(more, abs=0.0001)
 
 

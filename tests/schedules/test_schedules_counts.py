@@ -99,9 +99,9 @@ def test_a_cluster_moves_the_words_of_one_block_with_all_its_rows(mask, cluster,
     """Copies take memory: c max(d, d_v) words for each block except the first."""
     problem, cols = Problem(200, 90, 8, 12, mask=mask), 5
     shared = count("flash_cluster", problem, tiles={"rows": rows, "cols": cols, "cluster": cluster})
-    one = count("flash", problem, tiles={"rows": rows * cluster, "cols": cols})
-    assert (shared.reads, shared.writes, shared.flops) == (one.reads, one.writes, one.flops)
-    assert shared.peak == one.peak + (cluster - 1) * cols * 12
+    whole_block = count("flash", problem, tiles={"rows": rows * cluster, "cols": cols})
+    assert (shared.reads, shared.writes, shared.flops) == (whole_block.reads, whole_block.writes, whole_block.flops)
+    assert shared.peak == whole_block.peak + (cluster - 1) * cols * 12
 
 
 @pytest.mark.parametrize("x", [0.1, 0.5, 1, 2])
@@ -154,8 +154,8 @@ def test_a_product_over_pairs_reads_them_a_whole_number_of_times():
 def test_flash_keeps_four_more_words_per_row_than_its_queries_and_outputs(d):
     """A row takes 2 d + 4 words, so the limit for large n and M is (1 + 2 / d) 4 x^2, whatever d is."""
     n, words = 1 << 26, 1 << 18
-    found = count("flash", Problem(n, n, d), words=words).words / n**2
-    assert found == pytest.approx((1 + 2 / d) * 4 * d**2 / words, rel=0.02)
+    coefficient = count("flash", Problem(n, n, d), words=words).words / n**2
+    assert coefficient == pytest.approx((1 + 2 / d) * 4 * d**2 / words, rel=0.02)
 
 
 @pytest.mark.parametrize("x", [*np.geomspace(0.05, 6, 40), 2**0.5, 1.5**0.5, 1, 2])
@@ -224,7 +224,7 @@ def test_chunks_of_queries_cost_their_accumulated_gradients(chunk, more):
     """Each chunk except the first reads and writes dK and dV once more; `hybrid` also reads V again."""
     problem, tiles = Problem(64, 40, 7, 5, direction="backward"), {"rows": 8, "cols": 16, "dq_rows": 4, "dk_rows": 9}
     for name, words in (("small_cache", 2 * 40 * (7 + 5)), ("hybrid", 2 * 40 * (7 + 5) + 40 * 5)):
-        whole, cut = (count(name, problem, tiles=tiles | given) for given in ({}, {"chunk": chunk}))
+        whole, cut = (count(name, problem, tiles=tiles | extra) for extra in ({}, {"chunk": chunk}))
         assert cut.words - whole.words == more * words
 
 
@@ -239,9 +239,9 @@ def test_walks_of_spans_of_keys_cost_what_is_kept_for_each_row(mask, walked):
     forward, backward = (Problem(64, 64, 7, 5, mask=mask, direction=way) for way in ("forward", "backward"))
     edges = {"rows": 8, "cols": 8, "span": 16}
     for name, q in (("small_cache", 0), ("hybrid", 7)):
-        whole, cut = (count(name, forward, tiles=edges | given) for given in ({"span": 64}, {}))
+        whole, cut = (count(name, forward, tiles=edges | extra) for extra in ({"span": 64}, {}))
         assert cut.words - whole.words == 2 * walked + q * (walked - 64)
-        whole, cut = (count(name, backward, tiles=edges | given) for given in ({"span": 64}, {}))
+        whole, cut = (count(name, backward, tiles=edges | extra) for extra in ({"span": 64}, {}))
         assert cut.words - whole.words == (q + 1 if q else 2) * (walked - 64)
     with pytest.raises(RedblueError, match=r"tile edge span \(12\) must be a multiple of cols \(8\)"):
         count("hybrid", forward, tiles=edges | {"span": 12})
@@ -254,8 +254,8 @@ def test_a_chunk_holds_whole_tiles():
 
 
 def test_heads_add_up_and_groups_share_their_keys():
-    one = count("flash", Problem(64, 64, 8), words=512).words
-    assert count("flash", Problem(64, 64, 8, heads=3, batch=2), words=512).words == 6 * one
+    one_head = count("flash", Problem(64, 64, 8), words=512).words
+    assert count("flash", Problem(64, 64, 8, heads=3, batch=2), words=512).words == 6 * one_head
     grouped = count("flash", Problem(64, 64, 8, heads=4, kv_heads=1), words=512)
     assert grouped.words == count("flash", Problem(256, 64, 8), words=512).words
 

@@ -46,7 +46,7 @@ def fewest_words(schedule, problem, words):
             best | dict(zip(group, t, strict=True)) for t in itertools.product(*(range(1, x + 1) for x in lengths))
         )
         fitting = [(c.words, edges) for edges in tried if (c := cost(edges)).peak <= words]
-        best = min(fitting, key=lambda found: found[0])[1]
+        best = min(fitting, key=lambda candidate: candidate[0])[1]
     return cost(best).words
 
 

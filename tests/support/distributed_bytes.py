@@ -29,18 +29,18 @@ MASKS = {
 @contextmanager
 def counted():
     """Count the bytes and words that are passed to torch.distributed: {"isend" | "irecv": [bytes, words]}."""
-    right, found = dist.batch_isend_irecv, {"isend": [0, 0], "irecv": [0, 0]}
+    right, messages = dist.batch_isend_irecv, {"isend": [0, 0], "irecv": [0, 0]}
 
     def counting(operations):
         for operation in operations:
-            count = found[operation.op.__name__]
+            count = messages[operation.op.__name__]
             count[0] += operation.tensor.numel() * operation.tensor.element_size()
             count[1] += operation.tensor.numel()
         return right(operations)
 
     dist.batch_isend_irecv = counting  # pyright: ignore
     try:
-        yield found
+        yield messages
     finally:
         dist.batch_isend_irecv = right
 
@@ -65,13 +65,13 @@ def check(schedule, mask_name, kv_heads, placement):
 def _compare(layout, arrays, rank):
     operations = Operations(layout, Options(), torch.bfloat16, torch.device("cpu"))
     group = group_of(None)
-    with counted() as found:
+    with counted() as messages:
         results = operator.run(layout, operations, group, Failures(group), arrays)
     expected = network.count(layout)
     sent, received = expected.bytes_sent[rank], expected.bytes_received[rank]
     wanted = {"isend": [sent, expected.traffic.sent[rank]], "irecv": [received, expected.traffic.received[rank]]}
-    assert {name: list(map(int, each)) for name, each in wanted.items()} == found, (layout.grid, layout.problem)
+    assert {name: list(map(int, each)) for name, each in wanted.items()} == messages, (layout.grid, layout.problem)
     if layout.mask.is_full:
         form = network.traffic(layout)
-        np.testing.assert_array_equal([form.sent[rank], form.received[rank]], [found[x][1] for x in wanted])
+        np.testing.assert_array_equal([form.sent[rank], form.received[rank]], [messages[x][1] for x in wanted])
     return results

@@ -41,28 +41,28 @@ def options_named(names, placement):
         "seed": 5,
         "bias": torch.randn(1, HEADS, N, N, generator=generator, dtype=torch.float64),
     }
-    one = {name: values[name] for name in names}
-    own = dict(one)
+    on_one = {name: values[name] for name in names}
+    own = dict(on_one)
     if "bias" in names:
         own["bias"] = distributed.shard(values["bias"], placement=placement)
-    for each in (one, own):
+    for each in (on_one, own):
         for name in {"sinks", "bias"} & set(names):
             each[name] = each[name].detach().clone().requires_grad_()
-    return one, own
+    return on_one, own
 
 
 def compare(schedule, placement, mask_name, kv_heads=HEADS, names=(), dtype=torch.float64, tolerance=1e-12):
     """Compare this process's part of the outputs and gradients with those of one process."""
     mask = MASKS[mask_name]
     q, k, v, dout, dlse = whole(kv_heads, dtype)
-    one, own = options_named(names, placement)
+    on_one, own = options_named(names, placement)
 
     def part(x, dim=-2):
         return distributed.shard(x, placement=placement, dim=dim)
 
     wide = [x.double().requires_grad_() for x in (q, k, v)]
-    right = rb.attention(*wide, mask=mask, return_lse=True, **one)
-    arrays = [one[name] for name in ("bias", "sinks") if name in names]
+    right = rb.attention(*wide, mask=mask, return_lse=True, **on_one)
+    arrays = [on_one[name] for name in ("bias", "sinks") if name in names]
     right_gradients = torch.autograd.grad(right, (*wide, *arrays), (dout.double(), dlse.double()))
     narrow = [part(x).requires_grad_() for x in (q, k, v)]
     out, lse = distributed.attention(*narrow, mask=mask, placement=placement, schedule=schedule, return_lse=True, **own)
@@ -205,10 +205,12 @@ def unusual_arguments():
         ([x[..., :1, :] for x in (q, k, v)], {}),  # one process has no tokens
         ((q, k[..., :0, :], v[..., :0, :]), {"sinks": row[:HEADS]}),
     ):
-        one, own = ([x.clone().requires_grad_() for x in group] for group in (arrays, map(distributed.shard, arrays)))
-        expected, out = rb.attention(*one, **options), distributed.attention(*own, **options)
+        on_one, own = (
+            [x.clone().requires_grad_() for x in group] for group in (arrays, map(distributed.shard, arrays))
+        )
+        expected, out = rb.attention(*on_one, **options), distributed.attention(*own, **options)
         torch.testing.assert_close(out, distributed.shard(expected), atol=1e-12, rtol=1e-12)
-        gradients = torch.autograd.grad(expected.sum(), one), torch.autograd.grad(out.sum(), own)
+        gradients = torch.autograd.grad(expected.sum(), on_one), torch.autograd.grad(out.sum(), own)
         for wanted, got in zip(*gradients, strict=True):
             torch.testing.assert_close(got, distributed.shard(wanted), atol=1e-12, rtol=1e-12)
 

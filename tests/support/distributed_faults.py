@@ -84,18 +84,18 @@ def memory_of_failed_calls(calls):
     if dist.get_rank() == 1:
         kill()
     failures.GRACE_SECONDS = failures.TICK_SECONDS = 0.02
-    found = []
+    kilobytes = []
     for i in range(calls + 1):
         if i in (calls // 3, calls):
             gc.collect()
             lines = Path("/proc/self/status").read_text().splitlines()
-            found.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")))
+            kilobytes.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")))
         try:
             call()
         except distributed.ProcessFailed:
             continue
         raise AssertionError("a call without rank 1 has returned")
-    return found
+    return kilobytes
 
 
 def wait_for_interrupt():

@@ -63,8 +63,8 @@ SPILL_TILES = st.builds(cpu.SpillTile, st.booleans(), *[EDGES] * 10)
 
 def all_masks(n_q: int, n_k: int, heads: int) -> st.SearchStrategy[rb.Mask]:
     """Masks of every kind and compositions of them, one for all heads or one per head."""
-    one = compositions(n_q, n_k).map(lambda pair: pair[0])
-    return one | st.lists(one, min_size=heads, max_size=heads).map(rb.Mask.per_head)
+    plane = compositions(n_q, n_k).map(lambda pair: pair[0])
+    return plane | st.lists(plane, min_size=heads, max_size=heads).map(rb.Mask.per_head)
 
 
 @st.composite

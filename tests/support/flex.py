@@ -58,11 +58,11 @@ def dense(
             scores = flex._vmap_for_bhqkv(score_mod, prefix=(0,))(scores, *positions)
     if keeps is not None:
         scores = torch.where(keeps, scores, -torch.inf)
-    seen = (scores > -torch.inf).any(-1, keepdim=True)
-    scores = torch.where(seen, scores, 0.0)  # the gradient of a row of -inf would be NaN
+    attends = (scores > -torch.inf).any(-1, keepdim=True)
+    scores = torch.where(attends, scores, 0.0)  # the gradient of a row of -inf would be NaN
     lse = scores.logsumexp(-1, keepdim=True)
-    weights = torch.where(seen, (scores - lse).exp(), 0.0)
-    return weights @ v, torch.where(seen, lse, -torch.inf)[..., 0]
+    weights = torch.where(attends, (scores - lse).exp(), 0.0)
+    return weights @ v, torch.where(attends, lse, -torch.inf)[..., 0]
 
 
 def check(

@@ -26,8 +26,8 @@ def check_forward(q, k, v, **options):
     """Check out and lse; return them and their references."""
     got = interpreted.attention(q, k, v, **options, return_lse=True)
     if options.get("dropout"):  # other tests compare the CPU's dropout with the textbook
-        there = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-        expected = rb.attention(*(x.cpu().double() for x in (q, k, v)), **there, return_lse=True)
+        on_cpu = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        expected = rb.attention(*(x.cpu().double() for x in (q, k, v)), **on_cpu, return_lse=True)
     else:
         expected = textbook(q, k, v, **options, return_lse=True)
     for x, y in zip(got, expected, strict=True):

@@ -27,8 +27,8 @@ class PatchOnce:
         self.patched: set[frozenset[str]] = set()
 
     def __call__(self, function: Any) -> Any:
-        seen = self._visible_from(function.__globals__)
-        if seen in self.patched:
+        visible = self._visible_from(function.__globals__)
+        if visible in self.patched:
             return self.nothing()
         scope = self.patch(function)
         if not self.patched:  # a launch, which restores the language when it ends
@@ -39,7 +39,7 @@ class PatchOnce:
                 self.patched.clear()
 
             scope.restore = restore_and_forget
-        self.patched.add(seen)
+        self.patched.add(visible)
         return scope
 
     def _visible_from(self, names: dict[str, Any]) -> frozenset[str]:

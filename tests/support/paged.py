@@ -141,10 +141,10 @@ def check(case: PagedCase, results: tuple[np.ndarray, np.ndarray]) -> None:
     assert lse.dtype == (np.float64 if out.dtype == np.float64 else np.float32)
     rows, sums = out.reshape(-1, *out.shape[-2:]), lse.reshape(-1, lse.shape[-1])
     for b, (first, end) in enumerate(zip(case.starts, case.starts[1:], strict=False)):
-        one = one_sequence(case, b)
-        exact, floor = reference.forward(one.q, one.k, one.v, **one.arguments()), floors(one)
-        check_close("out", rows[first:end].swapaxes(0, 1), exact.out, unfused(one)["out"], floor["out"])
-        check_close("lse", sums[first:end].swapaxes(0, 1), exact.lse, unfused(in_sums(one))["lse"], floor["lse"])
+        single = one_sequence(case, b)
+        exact, floor = reference.forward(single.q, single.k, single.v, **single.arguments()), floors(single)
+        check_close("out", rows[first:end].swapaxes(0, 1), exact.out, unfused(single)["out"], floor["out"])
+        check_close("lse", sums[first:end].swapaxes(0, 1), exact.lse, unfused(in_sums(single))["lse"], floor["lse"])
 
 
 # Strategies --------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def paged_cases(draw: st.DrawFn, most_keys: int = 100) -> PagedCase:
 def drawn_bias(draw: st.DrawFn, rng: np.random.Generator, case: PagedCase, full: tuple[int, ...]) -> np.ndarray:
     """A bias that broadcasts to `full`, with NaN for keys that a sequence does not have."""
     broadcast = rng.random(4) < 0.3
-    shape = tuple(1 if one else size for one, size in zip(broadcast, full, strict=True))
+    shape = tuple(1 if is_one else size for is_one, size in zip(broadcast, full, strict=True))
     shape = shape[draw(st.sampled_from([0, 0, 1, 2, 3])) :]
     kind = draw(st.sampled_from(["bool", "float32", case.q.dtype.name]))
     if kind == "bool":
@@ -322,7 +322,7 @@ def moved(case: PagedCase, rng: np.random.Generator) -> PagedCase:
 
 def alone(case: PagedCase, sequence: int) -> PagedCase:
     """The call of one sequence of the batch."""
-    one = slice(sequence, sequence + 1)
+    own = slice(sequence, sequence + 1)
     first, end = case.starts[sequence : sequence + 2]
     length = int(case.lengths_k[sequence])
     options = dict(case.options)
@@ -333,14 +333,14 @@ def alone(case: PagedCase, sequence: int) -> PagedCase:
     if isinstance(options.get("bias"), np.ndarray) and options["bias"].shape[-1] != 1:
         options["bias"] = options["bias"][..., :length]
     if case.cu_seqlens_q is None:
-        q, starts = case.q[one], None
+        q, starts = case.q[own], None
     else:
         q, starts = case.q[first:end], np.array([0, end - first])
     return replace(
         case,
         q=q,
-        page_table=case.page_table[one],
-        lengths_k=case.lengths_k[one],
+        page_table=case.page_table[own],
+        lengths_k=case.lengths_k[own],
         cu_seqlens_q=starts,
         options=options,
     )

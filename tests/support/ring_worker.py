@@ -59,8 +59,8 @@ def compare(name, run, tensors, local, starts=None, dq=None, **options):
     check_close(out, local(right), dtype, f"{name} out")
     weights = torch.randn(right.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     got = torch.autograd.grad(out, parts, local(weights).to(out.dtype))
-    for label, one, other in zip("qkv", got, right_gradients, strict=True):
-        check_close(one, local(other), dq or dtype if label == "q" else dtype, f"{name} d{label}")
+    for label, result, other in zip("qkv", got, right_gradients, strict=True):
+        check_close(result, local(other), dq or dtype if label == "q" else dtype, f"{name} d{label}")
 
 
 def ring():

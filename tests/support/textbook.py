@@ -69,7 +69,7 @@ def check(q, k, v, *more, lse_too=True, **options):
         check_close(x, y, dtype)
 
 
-class Seen(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Record the names of the ops that reach a device."""
 
     def __init__(self):

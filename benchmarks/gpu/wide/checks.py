@@ -41,7 +41,7 @@ def checked(job: Job, n: int, heads: int, device: str) -> tuple[dict[str, Any], 
     arrays = tensors(job, device, n, heads)
     for run in runs_of(job, task_of(job, arrays))[0]:
         run()
-    found = errors(job, arrays)
-    if max(found.values()) > WORST:
-        raise ValueError(f"wrong at n {n}: {found}")
-    return arrays, found
+    worst = errors(job, arrays)
+    if max(worst.values()) > WORST:
+        raise ValueError(f"wrong at n {n}: {worst}")
+    return arrays, worst

@@ -84,9 +84,9 @@ def _planned(job: Job) -> dict[str, Any]:
         runs = getattr(KERNELS[launch.kernel], direction)(task, launch)
         for run in runs:
             run()
-    found = errors(job, arrays)
+    worst = errors(job, arrays)
     seconds = seconds_of(lambda: [run() for run in runs])
-    return {"errors": found, "launch": repr(launch), "ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}
+    return {"errors": worst, "launch": repr(launch), "ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}
 
 
 def _peer(job: Job) -> dict[str, Any]:

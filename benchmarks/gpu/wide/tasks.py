@@ -20,8 +20,8 @@ def tensors(job: Job, device: str, n: int, heads: int) -> dict[str, Any]:
     arrays = {}
     for name, (shape, number) in forms.items():
         shape, dtype = shape[:-1] if name in SUMS else shape, getattr(torch, number)
-        given = name in ("q", "k", "v", "dout") and device != "meta"
-        arrays[name] = (torch.randn if given else torch.empty)(shape, dtype=dtype, device=device)
+        is_input = name in ("q", "k", "v", "dout") and device != "meta"
+        arrays[name] = (torch.randn if is_input else torch.empty)(shape, dtype=dtype, device=device)
     return arrays
 
 

@@ -23,8 +23,8 @@ def test_kernels_are_compiled_ahead_in_other_processes(tmp_path):
         "TRITON_CACHE_DIR": str(tmp_path),
         "TRITON_INTERPRET": "0",
     }
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
-    assert found.returncode == 0, found.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert completed.returncode == 0, completed.stderr
     compiled = {path.stem for path in tmp_path.rglob("*.cubin")}
     assert compiled >= {"flash_forward", "paged_forward", "paged_merge"}
-    assert "compiled ahead" in found.stdout
+    assert "compiled ahead" in completed.stdout

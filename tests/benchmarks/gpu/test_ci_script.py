@@ -17,10 +17,12 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.thorough
 def test_the_whole_hour_runs_dry(tmp_path):
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run([ROOT / ".ci" / "gpu", "--dry"], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
+    completed = subprocess.run([ROOT / ".ci" / "gpu", "--dry"], env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     steps = "once", "bench", "ncu", "test", "small-cache"
-    assert [line.split()[1].strip(":") for line in found.stdout.splitlines() if line.startswith("== ")][:-1] == [*steps]
+    assert [line.split()[1].strip(":") for line in completed.stdout.splitlines() if line.startswith("== ")][:-1] == [
+        *steps
+    ]
     assert {path.name for path in tmp_path.glob("*.json")} == {
         *("once.json", "gpu_attention.json", "counters.json", "small_cache.json")
     }
@@ -32,6 +34,6 @@ def test_the_hour_refuses_unknown_steps_and_options():
         (["bensch"], "unknown step bensch"),
         (["--dri"], "unknown option --dri"),
     ):
-        found = subprocess.run([ROOT / ".ci" / "gpu", *arguments], capture_output=True, text=True)
-        assert found.returncode == 2
-        assert said in found.stderr
+        completed = subprocess.run([ROOT / ".ci" / "gpu", *arguments], capture_output=True, text=True)
+        assert completed.returncode == 2
+        assert said in completed.stderr

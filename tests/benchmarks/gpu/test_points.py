@@ -37,18 +37,18 @@ def test_measurements_of_other_kernels_and_versions_are_made_anew(tmp_path, caps
 def test_a_fingerprint_is_of_versions_and_sources(tmp_path):
     import triton
 
-    found = kept.fingerprint("a card")
-    assert found | {"kernels": ""} == {
+    facts = kept.fingerprint("a card")
+    assert facts | {"kernels": ""} == {
         "device": "a card",
         "torch": torch.__version__,
         "triton": triton.__version__,
         "kernels": "",
     }
-    assert found["kernels"] == kept.hashed(kept.KERNELS)
-    seen = {kept.hashed(tmp_path)}
+    assert facts["kernels"] == kept.hashed(kept.KERNELS)
+    hashes = {kept.hashed(tmp_path)}
     for name, text in (("a.py", "x"), ("a.py", "y"), ("b.py", "y"), ("notes.txt", "z")):
         (tmp_path / name).write_text(text)
-        seen.add(kept.hashed(tmp_path))
-    assert len(seen) == 4
+        hashes.add(kept.hashed(tmp_path))
+    assert len(hashes) == 4
     assert kept.days([]) == ""
     assert kept.days(["2000-01-02T03", "2000-01-02T04", ""]) == "2000-01-02"

@@ -48,25 +48,25 @@ def raced(tmp_path, names=("a", "b", "c"), **failures):
 
 
 def test_contenders_are_checked_one_by_one_and_timed_in_turns(tmp_path):
-    found, asked = raced(tmp_path)
+    results, asked = raced(tmp_path)
     assert [x[0] for x in asked] == ["peak", "open", "check", "check", "check", "time"]
     assert asked[-1] == ("time", ["a", "b", "c"])
-    assert all(point.seconds == [1.0] for point in found.values())
+    assert all(point.seconds == [1.0] for point in results.values())
 
 
 def test_a_crash_costs_one_result(tmp_path):
     crashed = {"check b": Lost("the process ended with status -11")}
-    found, asked = raced(tmp_path, **crashed)
-    assert (found["b"].passing, found["b"].refused) == (True, "the process ended with status -11")
-    assert found["a"].seconds == found["c"].seconds == [1.0]
+    results, asked = raced(tmp_path, **crashed)
+    assert (results["b"].passing, results["b"].refused) == (True, "the process ended with status -11")
+    assert results["a"].seconds == results["c"].seconds == [1.0]
     assert [x[0] for x in asked].count("open") == 2
     assert asked[-1] == ("time", ["a", "c"])
 
-    found, asked = raced(tmp_path / "other", **{"time a+b+c": Lost("took longer than 75 s"), "time b": Lost("x")})
-    assert [found[x].refused for x in "abc"] == ["", "x", ""]
+    results, asked = raced(tmp_path / "other", **{"time a+b+c": Lost("took longer than 75 s"), "time b": Lost("x")})
+    assert [results[x].refused for x in "abc"] == ["", "x", ""]
     wrong = {"check a": Failed("Red: errors", wrong=True), "check c": Failed("Refused: no", passing=False)}
-    found, asked = raced(tmp_path / "wrong", **wrong)
-    assert (found["a"].wrong, found["a"].seconds, found["c"].wrong) == (True, [], False)
+    results, asked = raced(tmp_path / "wrong", **wrong)
+    assert (results["a"].wrong, results["a"].seconds, results["c"].wrong) == (True, [], False)
     assert asked[-1] == ("time", ["b"])
 
 

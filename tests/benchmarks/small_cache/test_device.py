@@ -61,14 +61,14 @@ def test_a_launch_that_the_card_refuses_is_not_timed_as_another(monkeypatch):
         def seconds(self, run):
             return [2.0]
 
-    def replaced(row, given):
+    def replaced(row, options):
         def run():
             if row.d == 512:
                 warnings.warn("flash does not fit; hybrid runs instead", stacklevel=1)
 
         return run
 
-    gate = SimpleNamespace(check=lambda name, found: [])
+    gate = SimpleNamespace(check=lambda name, results: [])
     monkeypatch.setattr(small_cache_device, "_call", replaced)
     for d, seconds in ((512, None), (64, 2.0)):
         row = small_cache.Row("forward", d, 227, "flash")
@@ -82,7 +82,7 @@ def test_a_launch_that_the_card_refuses_is_not_timed_as_another(monkeypatch):
 
 def test_a_launch_that_fails_in_passing_is_left_to_the_next_run(monkeypatch):
 
-    def full(row, given):
+    def full(row, options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(small_cache_device, "_call", full)

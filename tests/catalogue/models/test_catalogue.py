@@ -26,11 +26,11 @@ def test_catalogue():
 
 @pytest.mark.parametrize("name", list_models())
 def test_catalogue_entries_say_what_they_are(name):
-    found = model(name)
-    assert found.name == name
-    assert found.title
-    assert "20" in found.source  # a date
-    assert len({entry.name for entry in found}) == len(found)
+    loaded = model(name)
+    assert loaded.name == name
+    assert loaded.title
+    assert "20" in loaded.source  # a date
+    assert len({entry.name for entry in loaded}) == len(loaded)
 
 
 @given(st.sampled_from(list_models()), st.integers(1, 1_000_000), st.sampled_from(["forward", "backward"]))
@@ -43,7 +43,7 @@ def test_catalogue_gives_problems_for_any_n(name, n, direction):
 
 
 def test_a_model_is_a_sequence_of_its_layers():
-    found = model("gemma-2-9b")
-    assert len(found) == 2
-    assert list(found) == [found[0], found[1]] == list(found.layers)
-    assert found.problems == tuple(entry.problem for entry in found)
+    loaded = model("gemma-2-9b")
+    assert len(loaded) == 2
+    assert list(loaded) == [loaded[0], loaded[1]] == list(loaded.layers)
+    assert loaded.problems == tuple(entry.problem for entry in loaded)

@@ -25,9 +25,9 @@ def test_dtype_comes_from_the_config_or_the_caller(name, dtype):
 
 
 def test_unknown_dtype_in_a_config_is_noted(tmp_path):
-    found = model(changed(tmp_path, "bert", torch_dtype="int4"))
-    assert found[0].problem.dtype == "float16"
-    assert any("int4" in note for note in found.notes)
+    loaded = model(changed(tmp_path, "bert", torch_dtype="int4"))
+    assert loaded[0].problem.dtype == "float16"
+    assert any("int4" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_wrong_values_are_named(tmp_path, name, wrong, words):
 @pytest.mark.parametrize("kind", NO_SHAPE)
 def test_layers_of_known_kinds_without_a_shape_are_noted(tmp_path, kind):
     kinds = ["full_attention", kind, kind, kind, "full_attention"]
-    found = model(changed(tmp_path, "qwen3_next_layer_types", layer_types=kinds))
-    assert [layers.layers for layers in found] == [2]
-    assert any(f"3 layers of kind {kind} are not listed" in note for note in found.notes)
+    loaded = model(changed(tmp_path, "qwen3_next_layer_types", layer_types=kinds))
+    assert [layers.layers for layers in loaded] == [2]
+    assert any(f"3 layers of kind {kind} are not listed" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize("wrong", [{"n": 2**61}, {"batch": 2**61}])
@@ -131,11 +131,11 @@ def test_a_folder_stands_for_its_config(tmp_path):
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(fields_of("bert")))
-    found = model(folder)
-    assert found.name == "my-model"
-    assert found.title == "BertForMaskedLM"
-    assert shapes(found) == shapes(model(str(folder / "config.json"))) == shapes(model(CONFIGS / "bert.json"))
-    assert shapes(found) == [("attention", 24, 512, 512, 16, 16, 64, 64, Mask.full())]
+    loaded = model(folder)
+    assert loaded.name == "my-model"
+    assert loaded.title == "BertForMaskedLM"
+    assert shapes(loaded) == shapes(model(str(folder / "config.json"))) == shapes(model(CONFIGS / "bert.json"))
+    assert shapes(loaded) == [("attention", 24, 512, 512, 16, 16, 64, 64, Mask.full())]
 
 
 REFUSED = {

@@ -64,8 +64,8 @@ def test_shapes(name):
 
 
 def test_unet_levels_shrink_with_n():
-    found = model(CONFIGS / "unet_sd15.json", n=1024)
-    assert [p.n_q for p in found.problems if p.n_k != 77] == [1024, 256, 64, 16]
+    loaded = model(CONFIGS / "unet_sd15.json", n=1024)
+    assert [p.n_q for p in loaded.problems if p.n_k != 77] == [1024, 256, 64, 16]
 
 
 def test_image_tokens_are_latents_over_patches(tmp_path):

@@ -206,9 +206,9 @@ COUNTED = [
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_layer_counts_add_up(name):
-    found = model(CONFIGS / f"{name}.json")
-    unlisted = sum(int(note.split()[0]) for note in found.notes if "are not listed: they have" in note)
-    assert sum(entry.layers for entry in found) + unlisted == fields_of(name)["num_hidden_layers"]
+    loaded = model(CONFIGS / f"{name}.json")
+    unlisted = sum(int(note.split()[0]) for note in loaded.notes if "are not listed: they have" in note)
+    assert sum(entry.layers for entry in loaded) + unlisted == fields_of(name)["num_hidden_layers"]
 
 
 def test_gemma4_ignores_global_kv_heads_unless_k_is_v(tmp_path):
@@ -230,9 +230,9 @@ def test_chunks_count_as_batch():
 
 
 def test_decoding_has_no_gradient():
-    found = model(CONFIGS / "mla.json", direction="backward")
-    assert [entry.name for entry in found] == ["prefill (unabsorbed)"]
-    assert any("no gradient" in note for note in found.notes)
+    loaded = model(CONFIGS / "mla.json", direction="backward")
+    assert [entry.name for entry in loaded] == ["prefill (unabsorbed)"]
+    assert any("no gradient" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_gradients_of_outputs_with_any_strides(order):
     undo = [order.index(i) for i in range(4)]
     strided = dout.permute(order).contiguous().permute(undo)
     right = torch.autograd.grad(out, tensors, dout, retain_graph=True)
-    for got, one in zip(torch.autograd.grad(out, tensors, strided), right, strict=True):
-        check_close(got, one, torch.float32)
+    for got, exact in zip(torch.autograd.grad(out, tensors, strided), right, strict=True):
+        check_close(got, exact, torch.float32)
 
 
 def test_results_are_the_same_in_every_run():

@@ -49,15 +49,15 @@ def test_rows_of_several_sequences():
 
 def test_rows_by_index():
     x = torch.randn(5, 3).requires_grad_()
-    at = torch.tensor([4, 0])
-    rows, same = bert_padding.index_first_axis_residual(x, at)
+    index = torch.tensor([4, 0])
+    rows, same = bert_padding.index_first_axis_residual(x, index)
     assert same is x
-    assert torch.equal(rows, x[at])
+    assert torch.equal(rows, x[index])
     (dx,) = torch.autograd.grad(rows.sum(), x)
     assert dx.sum(1).tolist() == [3, 0, 0, 0, 3]
-    put = bert_padding.index_put_first_axis(rows, at, 6)
+    put = bert_padding.index_put_first_axis(rows, index, 6)
     assert put.shape == (6, 3)
-    assert torch.equal(put[at], rows)
+    assert torch.equal(put[index], rows)
     assert put.count_nonzero() == 6
 
 

@@ -63,7 +63,7 @@ def test_new_keys_are_rotated_and_appended_in_place(options, n_q, interleaved, r
         steps = FILLED[:, None] + torch.arange(n_q)
         at_q = steps if options else FILLED[:, None].expand(-1, n_q)
         turned_q, turned_k = (
-            turned(x, angles.cos(), angles.sin(), at, interleaved) for x, at in ((q, at_q), (k, steps))
+            turned(x, angles.cos(), angles.sin(), positions, interleaved) for x, positions in ((q, at_q), (k, steps))
         )
     keys, values = appended(k_cache, turned_k, FILLED), appended(v_cache, v, FILLED)
     out, lse = flash_attn_with_kvcache(

@@ -53,8 +53,8 @@ def test_both_passes_are_those_of_autograd(share, slopes):
     wide = torch.full((2, 20, 4, 8), float("nan"))
     dq, dk, dv = wide[:, :9], torch.empty_like(k), torch.empty_like(v)
     delta = low_level._flash_attn_backward(dout, q, k, v, out, lse, dq, dk, dv, *asked, False, rng_state)
-    for got, one in zip((dq, dk, dv), right, strict=True):
-        assert torch.equal(got, one)
+    for got, exact in zip((dq, dk, dv), right, strict=True):
+        assert torch.equal(got, exact)
     assert wide[:, 9:].isnan().all()
     check_close(delta, (dout * out).sum(-1).transpose(1, 2), torch.float32)
     low_level._flash_attn_backward(dout, q, k, v, out, lse, None, None, dv.zero_(), *asked, False, rng_state)
@@ -69,18 +69,18 @@ def test_gradients_of_a_part_of_the_keys_follow_from_the_merged_outputs():
     q, k, v, dout = (x.detach() for x in (q, k, v, dout))
     dout = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
     blocks = [slice(0, 3), slice(3, 10)]
-    parts = [low_level._flash_attn_forward(q, k[:, at], v[:, at], *options(), False) for at in blocks]
+    parts = [low_level._flash_attn_forward(q, k[:, own], v[:, own], *options(), False) for own in blocks]
     lse = torch.logaddexp(parts[0][1], parts[1][1])
     out = sum((part[1] - lse).exp().transpose(1, 2)[..., None] * part[0] for part in parts)
     check_close(out, expected, torch.float32)
     check_close(lse, expected_lse, torch.float32)
     dq, got = torch.zeros_like(q), [torch.empty_like(q) for _ in range(3)]
-    for at in blocks:
-        part = got[0], got[1][:, at], got[2][:, at]
-        low_level._flash_attn_backward(dout, q, k[:, at], v[:, at], out, lse, *part, *options(), False)
+    for own in blocks:
+        part = got[0], got[1][:, own], got[2][:, own]
+        low_level._flash_attn_backward(dout, q, k[:, own], v[:, own], out, lse, *part, *options(), False)
         dq += got[0]
-    for one, other in zip((dq, got[1], got[2]), right, strict=True):
-        check_close(one, other, torch.float32)
+    for result, other in zip((dq, got[1], got[2]), right, strict=True):
+        check_close(result, other, torch.float32)
 
 
 @pytest.mark.parametrize("infinity", [float("inf"), -float("inf")])
@@ -95,8 +95,8 @@ def test_rows_without_keys_have_no_gradient(infinity):
     assert not got[0][:, :4].any()
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     expected, _ = reference(*leaves, causal=True, softmax_scale=0.3)
-    for one, other in zip(got, torch.autograd.grad(expected, leaves, dout.double()), strict=True):
-        check_close(one, other, torch.float32)
+    for gradient, other in zip(got, torch.autograd.grad(expected, leaves, dout.double()), strict=True):
+        check_close(gradient, other, torch.float32)
 
 
 STARTS, KEY_STARTS = torch.tensor([0, 5, 5, 12, 15]), torch.tensor([0, 8, 11, 11, 14])
@@ -118,8 +118,8 @@ def test_packed_passes_are_those_of_autograd(share, slopes):
     right = torch.autograd.grad(expected[0], leaves, dout)
     got = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     delta = low_level._flash_attn_varlen_backward(dout, q, k, v, out, lse, *got, *sequences, *asked, False, rng_state)
-    for one, other in zip(got, right, strict=True):
-        assert torch.equal(one, other)
+    for gradient, other in zip(got, right, strict=True):
+        assert torch.equal(gradient, other)
     check_close(delta[:, :15], (dout * out).sum(-1).T[:, :15], torch.float32)
 
 

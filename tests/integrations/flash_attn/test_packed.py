@@ -39,11 +39,11 @@ def tensors():
 
 def packed(q, k, v):
     """Return the arguments of flash_attn_varlen_func, and the function that pads its output."""
-    rows, at, starts, longest, used = unpad_input(q, attends(LENGTHS))
+    rows, indices, starts, longest, used = unpad_input(q, attends(LENGTHS))
     assert torch.equal(used, LENGTHS.int())
     (keys, _, key_starts, longest_k, _), (values, *_) = (unpad_input(x, attends(KEY_LENGTHS)) for x in (k, v))
     arguments = rows, keys, values, starts, key_starts, longest, longest_k
-    return arguments, lambda out: pad_input(out, at, *q.shape[:2])
+    return arguments, lambda out: pad_input(out, indices, *q.shape[:2])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

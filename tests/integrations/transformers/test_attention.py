@@ -50,28 +50,28 @@ def eager(query, key, value, *, allowed=None, bias=None, scaling=None, softcap=N
     return (weights @ value).transpose(1, 2)
 
 
-def check(given, mask, reference, layer=None, **keywords):
+def check(inputs, mask, reference, layer=None, **keywords):
     """Compare outputs and the gradients of all tensors with those of a reference function."""
     layer = Layer() if layer is None else layer
-    out, weights = attention_forward(layer, given["query"], given["key"], given["value"], mask, **keywords)
+    out, weights = attention_forward(layer, inputs["query"], inputs["key"], inputs["value"], mask, **keywords)
     assert weights is None
     assert out.is_contiguous()
-    expected = reference(given)
+    expected = reference(inputs)
     assert out.shape == expected.shape
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
-    inputs = list(given.values())
+    leaves = list(inputs.values())
     for name, a, b in zip(
-        given,
-        torch.autograd.grad((out * direction).sum(), inputs),
-        torch.autograd.grad((expected * direction).sum(), inputs),
+        inputs,
+        torch.autograd.grad((out * direction).sum(), leaves),
+        torch.autograd.grad((expected * direction).sum(), leaves),
         strict=True,
     ):
         torch.testing.assert_close(a, b, atol=1e-11, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def only(given, *names):
-    return {name: given[name] for name in ("query", "key", "value", *names)}
+def only(inputs, *names):
+    return {name: inputs[name] for name in ("query", "key", "value", *names)}
 
 
 @pytest.mark.parametrize("kind", ["rule", "boolean", "boolean rule", "floating", "none"])
@@ -89,45 +89,45 @@ def test_options_and_masks(option, kind, monkeypatch):
         "floating": torch.where(allowed, 0.0, -math.inf).double(),
         "none": None,
     }.get(kind, allowed)
-    given = tensors(s_aux=(H,), sinks=(B, H, NQ, 1), position_bias=(1, H, NQ, NK))
-    given = only(given, *([option] if option in given else []))
+    inputs = tensors(s_aux=(H,), sinks=(B, H, NQ, 1), position_bias=(1, H, NQ, NK))
+    inputs = only(inputs, *([option] if option in inputs else []))
     keywords, reference = {}, {"allowed": None if mask is None else allowed}
-    if option in given:
-        keywords[option] = given[option]
+    if option in inputs:
+        keywords[option] = inputs[option]
     elif option in ("softcap", "scaling"):
         keywords[option] = reference[option] = 0.7
     if mask is None:
         keywords["is_causal"] = False
 
-    def expected(given):
-        more = {"bias": given.get("position_bias"), "sinks": given.get("sinks")}
-        if "s_aux" in given:
-            more["sinks"] = given["s_aux"].view(1, H, 1, 1)
-        return eager(given["query"], given["key"], given["value"], **reference, **more)
+    def expected(inputs):
+        more = {"bias": inputs.get("position_bias"), "sinks": inputs.get("sinks")}
+        if "s_aux" in inputs:
+            more["sinks"] = inputs["s_aux"].view(1, H, 1, 1)
+        return eager(inputs["query"], inputs["key"], inputs["value"], **reference, **more)
 
-    check(given, mask, expected, **keywords)
+    check(inputs, mask, expected, **keywords)
 
 
 def test_a_causal_layer_without_a_mask():
-    given = tensors(NQ, NQ)
+    inputs = tensors(NQ, NQ)
     causal = torch.ones(NQ, NQ, dtype=torch.bool).tril()
-    check(given, None, lambda given: eager(**given, allowed=causal))
-    check(given, None, lambda given: eager(**given), is_causal=False)
-    one = tensors(1, NK)
-    check(one, None, lambda given: eager(**given))  # a step of generation attends all keys
+    check(inputs, None, lambda inputs: eager(**inputs, allowed=causal))
+    check(inputs, None, lambda inputs: eager(**inputs), is_causal=False)
+    single = tensors(1, NK)
+    check(single, None, lambda inputs: eager(**inputs))  # a step of generation attends all keys
 
 
 def test_keys_of_a_fixed_cache_are_not_read():
-    given = tensors()
+    inputs = tensors()
     mask = redblue_mask(B, NQ, NK, 1)
     assert mask.used == 8
     for name in ("key", "value"):
         with torch.no_grad():
-            given[name][:, :, 8:] = math.nan
-    out, _ = attention_forward(Layer(), *given.values(), mask)
+            inputs[name][:, :, 8:] = math.nan
+    out, _ = attention_forward(Layer(), *inputs.values(), mask)
     assert out.isfinite().all()
     bias = torch.randn(1, H, NQ, NK, dtype=torch.float64)
-    with_bias, _ = attention_forward(Layer(), *given.values(), mask, position_bias=bias)
+    with_bias, _ = attention_forward(Layer(), *inputs.values(), mask, position_bias=bias)
     assert with_bias.isfinite().all()
 
 
@@ -139,18 +139,18 @@ def test_packed_sequences(is_causal):
     if is_causal:  # from each sequence's last query and key
         i, j = torch.arange(NQ)[:, None] - starts[same + 1][:, None], torch.arange(NK) - key_starts[key_same + 1]
         allowed = allowed & (j <= i)
-    given = tensors(batch=1)
+    inputs = tensors(batch=1)
     keywords = {"cu_seq_lens_q": starts, "cu_seq_lens_k": key_starts, "max_length_q": 4, "max_length_k": 6}
-    check(given, None, lambda given: eager(**given, allowed=allowed), is_causal=is_causal, **keywords)
+    check(inputs, None, lambda inputs: eager(**inputs, allowed=allowed), is_causal=is_causal, **keywords)
 
 
 def test_packed_sequences_and_a_mask(monkeypatch):
     monkeypatch.setattr(mask_function, "SMALL", 0)
     starts = torch.tensor([0, 3, NQ])
-    given = tensors(NQ, NQ, batch=1)
+    inputs = tensors(NQ, NQ, batch=1)
     allowed = torch.block_diag(*[torch.ones(n, n) for n in (3, NQ - 3)]).bool().tril()
     for mask in (redblue_mask(1, NQ, NQ), torch.ones(NQ, NQ, dtype=torch.bool).tril()[None, None]):
-        check(given, mask, lambda given: eager(**given, allowed=allowed), cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+        check(inputs, mask, lambda inputs: eager(**inputs, allowed=allowed), cu_seq_lens_q=starts, cu_seq_lens_k=starts)
 
 
 def test_selected_keys_and_blocks():
@@ -159,7 +159,7 @@ def test_selected_keys_and_blocks():
     indices[..., 0] = 0
     chosen = torch.zeros(B, NQ, NK, dtype=torch.bool).scatter(-1, indices, True)[:, None]
     for mask in (causal[None, None], redblue_mask(B, NQ, NK, NK - NQ)):
-        check(tensors(), mask, lambda given: eager(**given, allowed=chosen & causal), indices=indices.int())
+        check(tensors(), mask, lambda inputs: eager(**inputs, allowed=chosen & causal), indices=indices.int())
     layer = Layer()
     layer.indexer = torch.nn.Module()
     layer.indexer.block_size = 4
@@ -169,41 +169,41 @@ def test_selected_keys_and_blocks():
     chosen = torch.stack([(numbers == 0) | (numbers == n) for n in (2, 2, 1, 1)]).view(1, H, 1, NK)
     floating = torch.where(causal, 0.0, -math.inf).double()[None, None]
     for mask in (redblue_mask(B, NQ, NK, NK - NQ), floating):
-        check(tensors(), mask, lambda given: eager(**given, allowed=chosen & causal), layer, block_indices=blocks)
+        check(tensors(), mask, lambda inputs: eager(**inputs, allowed=chosen & causal), layer, block_indices=blocks)
 
 
 def test_a_scaling_that_is_a_tensor_has_a_gradient():
-    given = tensors(scaling=())
-    scaling = given["scaling"]
+    inputs = tensors(scaling=())
+    scaling = inputs["scaling"]
     check(
-        given,
+        inputs,
         None,
-        lambda given: eager(given["query"], given["key"], given["value"], scaling=given["scaling"]),
+        lambda inputs: eager(inputs["query"], inputs["key"], inputs["value"], scaling=inputs["scaling"]),
         scaling=scaling,
         is_causal=False,
     )
 
 
 def test_both_kinds_of_sinks():
-    given = tensors(s_aux=(H,), sinks=(B, H, NQ, 1))
+    inputs = tensors(s_aux=(H,), sinks=(B, H, NQ, 1))
 
-    def expected(given):
-        both = torch.logaddexp(given["s_aux"].view(1, H, 1, 1), given["sinks"])
-        return eager(*(given[name] for name in ("query", "key", "value")), sinks=both)
+    def expected(inputs):
+        both = torch.logaddexp(inputs["s_aux"].view(1, H, 1, 1), inputs["sinks"])
+        return eager(*(inputs[name] for name in ("query", "key", "value")), sinks=both)
 
-    check(given, None, expected, is_causal=False, s_aux=given["s_aux"], sinks=given["sinks"])
+    check(inputs, None, expected, is_causal=False, s_aux=inputs["s_aux"], sinks=inputs["sinks"])
 
 
 def test_dropout_follows_the_generator_and_keeps_the_mean():
-    given = [x.detach() for x in tensors(64, 64).values()]
+    inputs = [x.detach() for x in tensors(64, 64).values()]
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        results.append(attention_forward(Layer(), *given, None, dropout=0.5)[0])
+        results.append(attention_forward(Layer(), *inputs, None, dropout=0.5)[0])
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
-    many = torch.stack([attention_forward(Layer(), *given, None, dropout=0.5)[0] for _ in range(200)]).mean(0)
-    torch.testing.assert_close(many, attention_forward(Layer(), *given, None)[0], atol=0.5, rtol=0)
+    many = torch.stack([attention_forward(Layer(), *inputs, None, dropout=0.5)[0] for _ in range(200)]).mean(0)
+    torch.testing.assert_close(many, attention_forward(Layer(), *inputs, None)[0], atol=0.5, rtol=0)
 
 
 MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
@@ -231,38 +231,38 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
     ],
 )
 def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
-    given = [x.detach() for x in tensors().values()]
+    inputs = [x.detach() for x in tensors().values()]
     with pytest.raises(RedblueError, match=message):
-        attention_forward(Layer(), *given, mask, **keywords)
+        attention_forward(Layer(), *inputs, mask, **keywords)
 
 
 def test_harmless_keywords_are_taken():
-    given = [x.detach() for x in tensors().values()]
+    inputs = [x.detach() for x in tensors().values()]
     keywords = {"position_ids": torch.zeros(1), "use_cache": True, "output_attentions": False, "head_mask": None}
     keywords |= {"sliding_window": 4, "max_length_q": NQ}
     assert torch.equal(
-        attention_forward(Layer(), *given, MASK, **keywords)[0], attention_forward(Layer(), *given, MASK)[0]
+        attention_forward(Layer(), *inputs, MASK, **keywords)[0], attention_forward(Layer(), *inputs, MASK)[0]
     )
 
 
 def test_a_changed_boolean_mask_is_read_again(monkeypatch):
     monkeypatch.setattr(boolean, "LEAST_PAIRS", 0)
-    given = [x.detach() for x in tensors().values()]
+    inputs = [x.detach() for x in tensors().values()]
     mask = MASK.clone()
-    before, _ = attention_forward(Layer(), *given, mask)
-    assert torch.equal(before, attention_forward(Layer(), *given, mask)[0])
+    before, _ = attention_forward(Layer(), *inputs, mask)
+    assert torch.equal(before, attention_forward(Layer(), *inputs, mask)[0])
     mask[..., 3:] = False
-    after, _ = attention_forward(Layer(), *given, mask)
-    torch.testing.assert_close(after, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+    after, _ = attention_forward(Layer(), *inputs, mask)
+    torch.testing.assert_close(after, eager(*inputs, allowed=mask), atol=1e-12, rtol=0)
 
 
 def test_a_boolean_mask_of_inference_mode(monkeypatch):
     monkeypatch.setattr(boolean, "LEAST_PAIRS", 0)
-    given = [x.detach() for x in tensors().values()]
+    inputs = [x.detach() for x in tensors().values()]
     with torch.inference_mode():
         mask = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
-        out, _ = attention_forward(Layer(), *given, mask)
-        torch.testing.assert_close(out, eager(*given, allowed=mask), atol=1e-12, rtol=0)
+        out, _ = attention_forward(Layer(), *inputs, mask)
+        torch.testing.assert_close(out, eager(*inputs, allowed=mask), atol=1e-12, rtol=0)
 
 
 CHANGES = {
@@ -276,15 +276,18 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_model_that_writes_into_its_mask(change, context, monkeypatch):
     monkeypatch.setattr(mask_function, "SMALL", 0)
-    given = [x.detach() for x in tensors(batch=1).values()]
+    inputs = [x.detach() for x in tensors(batch=1).values()]
     with context():
         mask = redblue_mask(1, NQ, NK, NK - NQ)
         copied = mask.clone(), mask.to(torch.bool, copy=True)
         change(mask)
         allowed = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)
-        for made, expected in ((mask, allowed & (torch.arange(NK) < 3)), *((one, allowed) for one in copied)):
-            out, _ = attention_forward(Layer(), *given, made)
-            torch.testing.assert_close(out, eager(*given, allowed=expected), atol=1e-12, rtol=0)
+        for made, expected in (
+            (mask, allowed & (torch.arange(NK) < 3)),
+            *((mask_copy, allowed) for mask_copy in copied),
+        ):
+            out, _ = attention_forward(Layer(), *inputs, made)
+            torch.testing.assert_close(out, eager(*inputs, allowed=expected), atol=1e-12, rtol=0)
 
 
 def test_registration():

@@ -90,20 +90,20 @@ def requests(count, longest=60):
     """Prompts and numbers of new tokens. A third of the prompts share their first 22 tokens."""
     chosen = random.Random(1)
     prefix = [chosen.randrange(2, EOS) for _ in range(22)]
-    given = []
+    batch = []
     for i in range(count):
         own = [chosen.randrange(2, EOS) for _ in range(chosen.choice([1, 2, 3, 7, 16, chosen.randrange(1, longest)]))]
-        given.append((prefix + own if i % 3 == 0 else own, chosen.choice([1, 3, 8, 20])))
-    return given
+        batch.append((prefix + own if i % 3 == 0 else own, chosen.choice([1, 3, 8, 20])))
+    return batch
 
 
-def batched(model, given, **config):
+def batched(model, batch, **config):
     """The tokens that continuous batching generates for each request."""
     settings = GenerationConfig(do_sample=False, eos_token_id=EOS, pad_token_id=0)
     batching_config = ContinuousBatchingConfig(**SMALL | config)
     tokens, end = {}, time.monotonic() + 60
     with model.continuous_batching_context_manager(settings, True, 5, batching_config) as manager:
-        names = [manager.add_request(prompt, max_new_tokens=count) for prompt, count in given]
+        names = [manager.add_request(prompt, max_new_tokens=count) for prompt, count in batch]
         while len(tokens) < len(names) and manager.is_running() and time.monotonic() < end:
             result = manager.get_result(timeout=0.1)
             if result is not None and result.is_finished():
@@ -113,13 +113,13 @@ def batched(model, given, **config):
 
 
 @torch.no_grad()
-def eager(model, given):
+def eager(model, batch):
     """The tokens that transformers' eager attention generates, one request at a time."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     settings = {"do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
     tokens = []
-    for prompt, count in given:
+    for prompt, count in batch:
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)
         tokens.append(out[0, len(prompt) :].tolist())
@@ -129,10 +129,10 @@ def eager(model, given):
 
 def check_tokens(name, count):
     model = made(name)
-    given = requests(count)
-    expected = eager(model, given)
+    batch = requests(count)
+    expected = eager(model, batch)
     assert len({token for tokens in expected for token in tokens}) > min(count, 40)
-    assert batched(model, given) == expected
+    assert batched(model, batch) == expected
     assert model.config._attn_implementation == NAME
 
 
@@ -173,28 +173,28 @@ class Comparison:
         self.calls, self.failures, self.kinds = 0, [], set()
         monkeypatch.setitem(AttentionInterface._global_mapping, ROUTED, self)
 
-    def __call__(self, module, query, key, value, attention_mask, **given):
+    def __call__(self, module, query, key, value, attention_mask, **keywords):
         try:
-            return self.compare(module, query, key, value, attention_mask, given)
+            return self.compare(module, query, key, value, attention_mask, keywords)
         except BaseException as failure:
             self.failures.append(failure)  # the manager's thread would only log it
             raise
 
-    def compare(self, module, query, key, value, attention_mask, given):
-        cache = given["cache"]
+    def compare(self, module, query, key, value, attention_mask, keywords):
+        cache = keywords["cache"]
         before = cache.cache_tensor.clone()
         group = cache.layer_to_allocator[module.layer_idx]
-        keys, values = cache.update(key, value, module.layer_idx, dict(given))
+        keys, values = cache.update(key, value, module.layer_idx, dict(keywords))
         after = cache.cache_tensor.clone()
         cache.cache_tensor.copy_(before)
-        out, _ = paged.paged_forward(module, query, key, value, attention_mask, **given)
+        out, _ = paged.paged_forward(module, query, key, value, attention_mask, **keywords)
         assert torch.equal(cache.cache_tensor, after)
         window = getattr(group, "sliding_window", self.window)
         bounds, key_bounds = (
             list(pairwise(x))
-            for x in (given["cu_seq_lens_q"].tolist(), given["cu_seq_lens_k"][group.layer_type].tolist())
+            for x in (keywords["cu_seq_lens_q"].tolist(), keywords["cu_seq_lens_k"][group.layer_type].tolist())
         )
-        options = [given["scaling"], given.get("softcap"), given.get("s_aux")]
+        options = [keywords["scaling"], keywords.get("softcap"), keywords.get("s_aux")]
         expected = dense(module, query, keys, values, *options, bounds, key_bounds, window)
         assert out.shape == expected.shape
         assert out.is_contiguous()
@@ -237,9 +237,9 @@ def test_padded_inputs(monkeypatch):
         self.pad_inputs = True
 
     monkeypatch.setattr(model_runner.ModelRunner, "__init__", padding)
-    model, given = made("gemma2"), requests(5)
+    model, batch = made("gemma2"), requests(5)
     config = {"q_padding_interval_size": 8, "kv_padding_interval_size": 16}
-    assert batched(model, given, **config) == eager(model, given)
+    assert batched(model, batch, **config) == eager(model, batch)
     assert comparison.failures == []
 
 
@@ -249,8 +249,8 @@ def test_block_tables(monkeypatch):
     used = []
     append = paged.append_paged
     monkeypatch.setattr(paged, "append_paged", lambda *args: used.append(1) or append(*args))
-    model, given = made("llama"), requests(6)
-    assert batched(model, given, max_blocks_per_request=40) == eager(model, given)
+    model, batch = made("llama"), requests(6)
+    assert batched(model, batch, max_blocks_per_request=40) == eager(model, batch)
     assert used
 
 
@@ -280,8 +280,8 @@ def test_nothing_is_gathered_and_no_mask_is_built(monkeypatch):
 
     monkeypatch.setattr(caches.PagedAttentionCache, "__init__", remember)
     monkeypatch.setattr(paged, "attention_paged", spy)
-    model, given = made("llama"), requests(9)
-    assert None not in batched(model, given)
+    model, batch = made("llama"), requests(9)
+    assert None not in batched(model, batch)
     assert len(storages) == 1
     assert all(in_place for in_place, _, _ in read)
     assert {page for _, page, _ in read} == {SMALL["page_size"]}
@@ -290,12 +290,12 @@ def test_nothing_is_gathered_and_no_mask_is_built(monkeypatch):
 
 def test_generate_batch_itself():
     model = made("mistral")
-    given = [(prompt, 4) for prompt, _ in requests(4)]
+    batch = [(prompt, 4) for prompt, _ in requests(4)]
     settings = GenerationConfig(do_sample=False, eos_token_id=EOS, pad_token_id=0, max_new_tokens=4)
     out = model.generate_batch(
-        [prompt for prompt, _ in given], settings, ContinuousBatchingConfig(**SMALL, use_async_batching=False)
+        [prompt for prompt, _ in batch], settings, ContinuousBatchingConfig(**SMALL, use_async_batching=False)
     )
-    assert [x.generated_tokens for x in out.values()] == eager(model, given)
+    assert [x.generated_tokens for x in out.values()] == eager(model, batch)
     assert model.config._attn_implementation == NAME
 
 
@@ -346,11 +346,11 @@ def test_a_layer_with_a_window_on_a_cache_of_all_keys(monkeypatch):
 
 def test_a_model_that_was_left_on_the_route_serves_again():
     """This happens if the cache cannot be allocated."""
-    model, given = made("llama"), requests(3)
+    model, batch = made("llama"), requests(3)
     model.config._attn_implementation = ROUTED
     with pytest.raises(RedblueError, match='set_attn_implementation\\("redblue"\\)'):
         model(torch.tensor([[3, 4]]))
-    assert batched(model, given) == eager(model, given)
+    assert batched(model, batch) == eager(model, batch)
     assert model.config._attn_implementation == NAME
 
 
@@ -369,11 +369,11 @@ def test_the_route_goes_with_the_registration():
 
 
 def test_other_names_are_as_before():
-    model, given = made("llama"), requests(2)
+    model, batch = made("llama"), requests(2)
     for name in ("eager", "sdpa"):
         model.set_attn_implementation(name)
-        assert batched(model, given) == eager(model, given)
+        assert batched(model, batch) == eager(model, batch)
         assert model.config._attn_implementation == name
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="is not supported for continuous batching"):
-        batched(model, given)
+        batched(model, batch)

@@ -173,9 +173,9 @@ def test_other_widths_and_blocks():
     batch = built(batch_of([2], [n - 2]))
     batch.block_table = table
     out = mine.forward(None, query, None, None, cache, batch, torch.empty(2, heads, d_v))
-    seen = torch.arange(n) <= torch.arange(n - 2, n)[:, None]
+    attends = torch.arange(n) <= torch.arange(n - 2, n)[:, None]
     scores = torch.einsum("ihd,jd->hij", query.double(), key[:, 0].double()) * d**-0.5
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~attends, -torch.inf).softmax(-1)
     torch.testing.assert_close(out.double(), torch.einsum("hij,jd->ihd", weights, value[:, 0].double()))
 
 

@@ -99,13 +99,13 @@ for _ in range(2):
 def functions(path):
     """Return the instructions of each function of an object file: mangled name -> list of texts."""
     run = subprocess.run(["objdump", "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True)
-    found, lines = {}, []
+    bodies, lines = {}, []
     for line in run.stdout.splitlines():
         if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
-            lines = found.setdefault(head[1], [])
+            lines = bodies.setdefault(head[1], [])
         elif instruction := re.match(r"\s+[0-9a-f]+:\t(.*)", line):
             lines.append(instruction[1])
-    return found
+    return bodies
 
 
 @pytest.mark.skipif(not OBJECTS or not shutil.which("objdump"), reason="no object file of a build, or no objdump")

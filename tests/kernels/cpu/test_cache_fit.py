@@ -75,8 +75,8 @@ def test_a_schedule_without_a_kernel_is_refused():
 @pytest.mark.parametrize("name", ["hybrid", "small_cache"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_edges_are_those_of_the_schedule(name, direction):
-    one = problem(direction)
-    tile = cache_fit.tiles_for(name, one, 1 << 14, AVX2)
-    assert SpillTile.of(name, cache_fit.schedules.get(name).make_tiles(one, tile.edges(direction))._asdict()) == tile
+    single = problem(direction)
+    tile = cache_fit.tiles_for(name, single, 1 << 14, AVX2)
+    assert SpillTile.of(name, cache_fit.schedules.get(name).make_tiles(single, tile.edges(direction))._asdict()) == tile
     planned = cache_fit.plan_spilled(name, direction, 4096, 1 << 20, 64, 64, 8, AVX2)
     assert planned.chunk * (1 << 20) * AVX2.packed_bytes <= cache_fit.P_BYTES

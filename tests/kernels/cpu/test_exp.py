@@ -78,8 +78,8 @@ def test_any_length_without_writes_beyond_it(isa, count):
 
 def copied(v):
     """Copy v, of shape (n, d_v), through the kernel: attention to a single key returns its value."""
-    one = np.ones((len(v), 1, 1), v.dtype)
-    return rb.attention(one, one, v[:, None, :])[:, 0, :]
+    ones = np.ones((len(v), 1, 1), v.dtype)
+    return rb.attention(ones, ones, v[:, None, :])[:, 0, :]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

@@ -339,8 +339,8 @@ def test_backward_drops_what_forward_dropped(isa, group):
 
 
 def test_the_core_refuses_an_option_that_it_does_not_know():
-    one = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)
+    array = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)
     with pytest.raises(TypeError):
         cpu.forward(
-            cpu.Sizes((), 1, 1, 1, 1, 1, 1), "float32", *[one] * 5, mask=cpu.Attended(-1, 2), scale=1.0, cap=1.0
+            cpu.Sizes((), 1, 1, 1, 1, 1, 1), "float32", *[array] * 5, mask=cpu.Attended(-1, 2), scale=1.0, cap=1.0
         )

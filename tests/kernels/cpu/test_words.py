@@ -113,8 +113,8 @@ def test_spilling_kernels_move_the_words_of_their_schedules(isa, direction, sche
     slices = [np.arange(0, length, depth) for length in dense.shape]
     live = np.logical_or.reduceat(np.logical_or.reduceat(dense, slices[0], axis=0), slices[1], axis=1)
     widened = np.repeat(np.repeat(live, depth, axis=0), depth, axis=1)[: dense.shape[0], : dense.shape[1]]
-    one = replace(problem.one_stream(), mask=Mask.from_dense(widened))
-    counted = count(schedule, one, tiles=tile.edges(direction))
+    own_stream = replace(problem.one_stream(), mask=Mask.from_dense(widened))
+    counted = count(schedule, own_stream, tiles=tile.edges(direction))
     streams = problem.batch * problem.kv_heads
     assert moved(isa, problem, tile) == (streams * counted.reads, streams * counted.writes)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import redblue as rb
 from support.on_device import MASKS, N_K, N_Q, ON_GPU, check_close, normal
-from support.textbook import Seen
+from support.textbook import OpRecorder
 
 pytestmark = ON_GPU
 
@@ -34,9 +34,9 @@ def test_scaled_dot_product_attention_is_replaced(shape, options, inference):
     with rb.sdpa(), torch.inference_mode(inference):
         ours = F.scaled_dot_product_attention(q, k, v, **options)
     check_close(ours, theirs, q.dtype)
-    with rb.sdpa(), Seen() as seen:
+    with rb.sdpa(), OpRecorder() as recorder:
         F.scaled_dot_product_attention(q, k, v, **options)
-    assert seen.ours
+    assert recorder.ours
     if not inference:
         dout = torch.randn_like(ours)
         for x, y in zip(*(torch.autograd.grad(out, (q, k, v), dout) for out in (ours, theirs)), strict=True):
@@ -75,7 +75,7 @@ def test_torch_compile(mode, mask):
 def test_vmap_and_grad():
     q = normal(3, 2, 70, 64, grad=False)
     gradients = torch.func.vmap(torch.func.grad(lambda x: rb.attention(x, x, x).float().sin().sum()))(q)
-    for got, one in zip(gradients, q, strict=True):
-        one = one.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(rb.attention(one, one, one).float().sin().sum(), one)
+    for got, entry in zip(gradients, q, strict=True):
+        entry = entry.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(rb.attention(entry, entry, entry).float().sin().sum(), entry)
         check_close(got, expected, torch.float16)

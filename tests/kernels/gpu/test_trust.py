@@ -78,10 +78,10 @@ def test_any_strides_of_inputs_and_output_gradient(layout):
 
 
 def test_output_gradient_and_bias_that_are_expanded_scalars():
-    q, k, v, one = normal(1, 17, 5), normal(1, 19, 5), normal(1, 19, 4), normal(1)
-    out = interpreted.attention(q, k, v, bias=one.expand(1, 17, 19))
-    expected = rb.attention(*(x.cpu() for x in (q, k, v)), bias=one.cpu().expand(1, 17, 19))
-    for x, y in zip(*(torch.autograd.grad(x.sum(), (q, k, v, one)) for x in (out, expected)), strict=True):
+    q, k, v, scalar = normal(1, 17, 5), normal(1, 19, 5), normal(1, 19, 4), normal(1)
+    out = interpreted.attention(q, k, v, bias=scalar.expand(1, 17, 19))
+    expected = rb.attention(*(x.cpu() for x in (q, k, v)), bias=scalar.cpu().expand(1, 17, 19))
+    for x, y in zip(*(torch.autograd.grad(x.sum(), (q, k, v, scalar)) for x in (out, expected)), strict=True):
         torch.testing.assert_close(x, y.to(x.device), atol=1e-11, rtol=1e-11)
 
 

@@ -84,9 +84,9 @@ def test_vmap_and_gradients_within(in_dims, shape):
 
     got = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=in_dims)(q, k, alibi)
     for i in range(3):
-        one = [x if d is None else x.select(d, i) for x, d in zip((q, k, alibi), in_dims, strict=True)]
-        leaves = [x.clone().requires_grad_() for x in one[:2]]
-        expected = textbook(leaves[0], leaves[1], leaves[1], alibi=one[2]).sin().sum()
+        entry = [x if d is None else x.select(d, i) for x, d in zip((q, k, alibi), in_dims, strict=True)]
+        leaves = [x.clone().requires_grad_() for x in entry[:2]]
+        expected = textbook(leaves[0], leaves[1], leaves[1], alibi=entry[2]).sin().sum()
         for x, y in zip(got, torch.autograd.grad(expected, leaves), strict=True):
             check_close(x[i], y)
 
@@ -138,7 +138,7 @@ def test_packed_sequences():
     q, k, v, alibi = normal(16, 4, 6), normal(16, 2, 6), normal(16, 2, 3), slopes(4)
     out = rb.attention_varlen(q, k, v, starts, mask=rb.Mask.causal(), alibi=alibi)
     parts = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v)), strict=True)
-    expected = torch.cat([rb.attention(*one, mask=rb.Mask.causal(), alibi=alibi) for one in parts], 1).transpose(0, 1)
+    expected = torch.cat([rb.attention(*part, mask=rb.Mask.causal(), alibi=alibi) for part in parts], 1).transpose(0, 1)
     check_close(out, expected)
     for x, y in zip(*(torch.autograd.grad(each.sin().sum(), (q, k, v)) for each in (out, expected)), strict=True):
         check_close(x, y)

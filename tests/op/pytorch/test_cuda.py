@@ -20,7 +20,7 @@ import redblue as rb
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import Options
 from redblue.op.pytorch import dispatch, ops
-from support.textbook import Seen
+from support.textbook import OpRecorder
 
 OPEN = Options(MaskArgument())
 
@@ -102,10 +102,10 @@ def test_shapes_types_and_devices(fake, n_q):
 @pytest.mark.parametrize("seed", [None, -3, 2**64 - 1])
 def test_the_seed_of_dropout_never_leaves_the_device(fake, seed):
     q = on("cuda", 1, 2, 8, 16)
-    with Seen() as seen:
+    with OpRecorder() as recorder:
         rb.attention(q, q, q, dropout=0.1, seed=seed)
-    assert seen.ours
-    assert not {"aten::_local_scalar_dense", "aten::_to_copy", "aten::copy_", "aten::lift_fresh"} & set(seen.names)
+    assert recorder.ours
+    assert not {"aten::_local_scalar_dense", "aten::_to_copy", "aten::copy_", "aten::lift_fresh"} & set(recorder.names)
 
 
 def test_outputs_are_laid_out_as_inputs_are(fake):
@@ -242,13 +242,13 @@ def shape_of_pytorchs(**options):
 
 @pytest.mark.parametrize("options", TAKEN.values(), ids=TAKEN)
 def test_calls_that_redblue_takes(fake, options):
-    with rb.sdpa(), Seen() as seen:
+    with rb.sdpa(), OpRecorder() as recorder:
         out = call(**options)
-    assert seen.ours
+    assert recorder.ours
     assert (out.shape, out.device.type) == ((2, 4, 9, options.get("d_v") or options.get("d") or 64), "cuda")
-    with Seen() as seen:
+    with OpRecorder() as recorder:
         shape_of_pytorchs(**options)
-    assert not seen.ours
+    assert not recorder.ours
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -266,15 +266,15 @@ def test_calls_that_stay_with_pytorch(fake, options):
 
 
 def test_without_triton_everything_stays_pytorchs(fake, no_kernels):
-    with rb.sdpa(), Seen() as seen:
+    with rb.sdpa(), OpRecorder() as recorder:
         assert shape_of_pytorchs(d=512) in ((2, 4, 9, 512), None)
-    assert not seen.ours
+    assert not recorder.ours
 
 
 def test_under_autocast(fake, autocast):
-    with rb.sdpa(), Seen() as seen:
+    with rb.sdpa(), OpRecorder() as recorder:
         assert call(dtype=torch.float32).dtype == torch.bfloat16
-    assert seen.ours
+    assert recorder.ours
 
 
 def test_in_a_traced_graph(fake):

@@ -103,11 +103,11 @@ def test_one_split_makes_a_sequence_independent_of_the_others():
     batch = tuple(x[:1].expand(3, -1, -1, -1) for x in padded())
     with rb.flash_ops(), torch.no_grad():
         several = aten._flash_attention_forward(q, k, v, starts, key_starts, 50, 200, 0.0, True, False, num_splits=1)
-        one = aten._flash_attention_forward(
+        single = aten._flash_attention_forward(
             q[38:], k[127:], v[127:], int32([0, 37]), int32([0, 173]), 50, 200, 0.0, True, False, num_splits=1
         )
-        assert torch.equal(several[0][38:], one[0])
-        assert torch.equal(several[1][:, 38:], one[1])
+        assert torch.equal(several[0][38:], single[0])
+        assert torch.equal(several[1][:, 38:], single[1])
         assert torch.equal(forward(*batch, num_splits=1)[0][2:], forward(*(x[:1] for x in batch), num_splits=1)[0])
         with pytest.raises(rb.RedblueError, match="num_splits must be 0"):
             forward(*batch, num_splits=-1)

@@ -84,10 +84,10 @@ def test_vmap_and_func():
         return rb.attention(q, q, q, mask=mask).sin().sum()
 
     each = torch.func.vmap(torch.func.grad(loss))(x)
-    for got, one in zip(each, x, strict=True):
-        one = one.clone().requires_grad_()
-        textbook(one, one, one, mask).sin().sum().backward()
-        check_close(got, one.grad)
+    for got, x_entry in zip(each, x, strict=True):
+        x_entry = x_entry.clone().requires_grad_()
+        textbook(x_entry, x_entry, x_entry, mask).sin().sum().backward()
+        check_close(got, x_entry.grad)
 
 
 def test_compiled_with_the_mask_as_argument_attribute_and_constant():

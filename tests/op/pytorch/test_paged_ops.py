@@ -155,10 +155,10 @@ def test_fake_and_meta_tensors_have_the_shapes_and_types_of_results():
     k_pages, v_pages = cache()
     q = torch.randn(3, 2, 4, 8)
     expected = rb.attention_paged(q, k_pages, v_pages, TABLE, LENGTHS, return_lse=True)
-    given = q, k_pages, v_pages, TABLE, LENGTHS
+    tensors = q, k_pages, v_pages, TABLE, LENGTHS
     with FakeTensorMode() as mode:
-        fake = rb.attention_paged(*map(mode.from_tensor, given), return_lse=True)
-    meta = rb.attention_paged(*(x.to("meta") for x in given), return_lse=True)
+        fake = rb.attention_paged(*map(mode.from_tensor, tensors), return_lse=True)
+    meta = rb.attention_paged(*(x.to("meta") for x in tensors), return_lse=True)
     for results in (fake, meta):
         for x, y in zip(results, expected, strict=True):
             assert (x.shape, x.dtype, x.stride()) == (y.shape, y.dtype, y.stride())
@@ -194,15 +194,15 @@ WRONG = [
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_wrong_arguments_are_refused_when_a_graph_is_made(change, message):
     k_pages, v_pages = cache()
-    given = {"q": torch.ones(3, 1, 4, 8), "k_pages": k_pages, "v_pages": v_pages} | change
+    arguments = {"q": torch.ones(3, 1, 4, 8), "k_pages": k_pages, "v_pages": v_pages} | change
 
-    def call(given):
-        return rb.attention_paged(**given, page_table=TABLE, lengths_k=LENGTHS)
+    def call(arguments):
+        return rb.attention_paged(**arguments, page_table=TABLE, lengths_k=LENGTHS)
 
     with pytest.raises(RedblueError, match=message):
-        call(given)
+        call(arguments)
     with pytest.raises(Exception, match=message):
-        torch.compile(call, fullgraph=True, backend="aot_eager")(given)
+        torch.compile(call, fullgraph=True, backend="aot_eager")(arguments)
 
 
 def test_without_gradients_recorded_a_graph_takes_parameters():

@@ -80,8 +80,8 @@ def test_vmap(direct):
     ):
         got = torch.func.vmap(call, in_dims=in_dims)(q, k, v, *options)
         for i in range(5):
-            one = [x if d is None else x.select(d, i) for x, d in zip((q, k, v, *options), in_dims, strict=True)]
-            for x, y in zip(got, call(*one), strict=True):
+            entry = [x if d is None else x.select(d, i) for x, d in zip((q, k, v, *options), in_dims, strict=True)]
+            for x, y in zip(got, call(*entry), strict=True):
                 check_close(x[i], y)
 
 

@@ -72,11 +72,11 @@ def test_no_length_where_nothing_fits():
 @pytest.mark.thorough
 def test_the_degree_needed_is_the_first_that_stays_within_the_tolerance(tmp_path):
     rows = approximate.measure({"scores": "Gaussian"}) + approximate.measure({"machine": "t4"})
-    found = approximate.needed(rows, 2**-8)["Gaussian"]
-    assert found is not None
+    needed = approximate.needed(rows, 2**-8)["Gaussian"]
+    assert needed is not None
     series = {row["degree"]: row["error"] for row in rows if "error" in row}
-    assert series[found["degree"]] <= 2**-8 < series[found["degree"] - 2]
-    assert found["rank"] == rank(64, found["degree"])
+    assert series[needed["degree"]] <= 2**-8 < series[needed["degree"] - 2]
+    assert needed["rank"] == rank(64, needed["degree"])
     assert approximate.needed(rows, 0.0)["Gaussian"] is None
     write(approximate.figure(rows).to_dict(), tmp_path / "approximate.svg", force=False)
     assert len(approximate.tables(rows)) == 2

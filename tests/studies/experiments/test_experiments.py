@@ -29,14 +29,14 @@ KEPT = [result.experiment for result in experiments.read_all(RESULTS)]
 @pytest.fixture
 def measured(monkeypatch):
     """Record the points that this process measures from now on, in the returned list."""
-    seen, real = [], runner.measure
+    points, real = [], runner.measure
 
     def measure(name, point):
-        seen.append(point)
+        points.append(point)
         return real(name, point)
 
     monkeypatch.setattr(runner, "measure", measure)
-    return seen
+    return points
 
 
 def test_a_run_writes_data_figures_and_page(tmp_path):

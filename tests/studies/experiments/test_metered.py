@@ -40,11 +40,19 @@ def test_a_dividing_point_is_where_two_curves_meet():
         return {"kind": COUNTED, "d": 8, "M": capacity, "schedule": schedule, "counted_words": words}
 
     lines = [(1, 90, 100), (4, 70, 80), (16, 60, 45), (64, 50, 20)]
-    rows = [row(name, at, each[i]) for at, *each in lines for i, name in enumerate(("small_cache", "flash"))]
+    rows = [
+        row(name, words_of_cache, each[i])
+        for words_of_cache, *each in lines
+        for i, name in enumerate(("small_cache", "flash"))
+    ]
     assert 4 < dividing(rows, COUNTED, 8, "small_cache", "flash") < 16
     assert dividing(rows, COUNTED, 8, "flash", "small_cache") is None
     assert dividing(rows[:4], COUNTED, 8, "small_cache", "flash") is None
-    equal = [row(name, at, words) for at, words in ((1, 5), (4, 5)) for name in ("small_cache", "flash")]
+    equal = [
+        row(name, words_of_cache, words)
+        for words_of_cache, words in ((1, 5), (4, 5))
+        for name in ("small_cache", "flash")
+    ]
     assert dividing(equal, COUNTED, 8, "small_cache", "flash") is None
 
 
@@ -90,8 +98,8 @@ def test_without_valgrind_it_says_what_to_do(tmp_path, monkeypatch):
 def test_tiles_are_planned_for_the_usable_share(monkeypatch):
     requests = []
 
-    def measured(problem, **given):
-        requests.append((given["words"], given["plan_words"], given["ways"]))
+    def measured(problem, **options):
+        requests.append((options["words"], options["plan_words"], options["ways"]))
         raise RedblueError("enough")
 
     monkeypatch.setattr(metered, "measured", measured)

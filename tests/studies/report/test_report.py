@@ -132,7 +132,7 @@ def test_plain_data_survives_json(report):
 
 def test_progress_counts_up_to_its_total():
     steps = []
-    collect([model()], [TINY], progress=lambda done, total, what: steps.append((done, total, what)))
+    collect([model()], [TINY], progress=lambda done, total, label: steps.append((done, total, label)))
     assert [done for done, _, _ in steps] == [0, 1, 2]
     assert {total for _, total, _ in steps} == {2}
     assert "toy" in steps[0][2]
@@ -361,12 +361,12 @@ def test_results_of_experiments_are_shown_with_what_made_them(page, tmp_path):
     result = experiments.run("figure-2022", out=tmp_path)
     report = collect([model()], [TINY], results=[result])
     shown = render(report)
-    seen = Seen(shown)
+    parsed = Seen(shown)
     assert {"class": "drawn", "data-result": "figure-2022"}.items() <= next(
-        attributes for tag, attributes in seen.tags if attributes.get("data-result")
+        attributes for tag, attributes in parsed.tags if attributes.get("data-result")
     ).items()
     for text in (result.command, result.machine, result.date, result.findings[0]):
-        assert text in seen.text
+        assert text in parsed.text
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', shown, flags=re.DOTALL)[1])["results"]
     assert list(specs) == ["figure-2022"]
     assert vl_convert.vegalite_to_svg(specs["figure-2022"] | {"config": style.config("dark")}).startswith("<svg")

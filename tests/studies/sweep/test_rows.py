@@ -72,11 +72,11 @@ def test_each_boundary_of_a_memory_is_counted():
     rows = sweep.run(
         {"n": 512, "d": 64, "memory": machine.name, "schedule": "flash", "dtype": "float8,float32"}, jobs=1
     )
-    at = [each for each in machine.boundaries if each.capacity_bytes]
+    bounded = [each for each in machine.boundaries if each.capacity_bytes]
     assert [(row["dtype"], row["boundary"]) for row in rows] == [
-        (dtype, each.name) for dtype in ("float8", "float32") for each in at
+        (dtype, each.name) for dtype in ("float8", "float32") for each in bounded
     ]
-    for row, boundary in zip(rows, [*at, *at], strict=True):
+    for row, boundary in zip(rows, [*bounded, *bounded], strict=True):
         size = 1 if row["dtype"] == "float8" else 4
         problem = rb.Problem(512, 512, 64, dtype=row["dtype"])
         assert row["memory"] == "h100-sxm"

@@ -96,12 +96,12 @@ def brown(tmp_path, monkeypatch):
 
 
 def test_the_brown_corpus_loses_its_tags(brown):
-    found = corpora.any_corpus()
-    assert found.name == "brown"
-    assert [document.group for document in found.documents] == [0, 1]
-    assert found.documents[0].text.startswith(b"`` The jury 1/2 said '', it did.\n`` The")
-    assert found.bytes_of(held_out=True) == found.documents[0].text
-    assert found.bytes_of(held_out=False) == found.documents[1].text
+    corpus = corpora.any_corpus()
+    assert corpus.name == "brown"
+    assert [document.group for document in corpus.documents] == [0, 1]
+    assert corpus.documents[0].text.startswith(b"`` The jury 1/2 said '', it did.\n`` The")
+    assert corpus.bytes_of(held_out=True) == corpus.documents[0].text
+    assert corpus.bytes_of(held_out=False) == corpus.documents[1].text
 
 
 def test_a_missing_corpus_is_named_with_its_remedy(brown, monkeypatch):
@@ -184,7 +184,7 @@ def test_gather_and_scatter_equals_a_dense_mask():
 
 
 def test_sparse_masks_are_about_equally_dense():
-    found = sparse.masks(512, 32)
-    densities = {name: mask.density(512, 512) for name, mask in found.items()}
+    by_name = sparse.masks(512, 32)
+    densities = {name: mask.density(512, 512) for name, mask in by_name.items()}
     assert densities["block-sparse"] < 0.6
     assert all(abs(each / densities["block-sparse"] - 1) < 0.2 for each in densities.values()), densities

@@ -178,15 +178,15 @@ def measured(monkeypatch):
     known = {}
     for quick in (True, False):
         known |= {json.dumps(point): row for point, row in zip(training.points(quick), fake_rows(quick), strict=True)}
-    seen = []
+    points = []
 
     def measure_alone(module, point, folder):
-        seen.append(point)
+        points.append(point)
         return [known[json.dumps(point)]]
 
     monkeypatch.setattr(training, "measure_alone", measure_alone)
     monkeypatch.setattr(corpora, "first_installed", lambda: "made")
-    return seen
+    return points
 
 
 def test_a_part_alone_replaces_its_rows_and_keeps_the_others(measured, tmp_path):
@@ -239,9 +239,9 @@ def test_requirements_hold_for_the_full_sizes_alone():
     seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
     row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}
     row |= {"load": 1.0, "cores": 2}
-    found = training_tables.findings([row])
-    assert found[0] == "A training step is 1.25 to 1.25 times as fast with `redblue` as with PyTorch SDPA."
-    assert "n 2,048 bf16 (1.25, required 1.6, no attention 2.00)" in found[1]
+    sentences = training_tables.findings([row])
+    assert sentences[0] == "A training step is 1.25 to 1.25 times as fast with `redblue` as with PyTorch SDPA."
+    assert "n 2,048 bf16 (1.25, required 1.6, no attention 2.00)" in sentences[1]
     assert training_tables.attention_speedup(row) == pytest.approx(0.5 / 0.3)
     assert training_tables.attention_needed(row, 1.6) == "4.0"
     assert training_tables.attention_needed(row, 2.0) == "impossible"

@@ -130,10 +130,10 @@ class Block:
         assert parity in (0, 1)
         self.step(lambda: barrier.phase & 1 != parity)
 
-    def copy(self, descriptor, at, barrier, to):
+    def copy(self, descriptor, corner, barrier, to):
         self.step()
         self._check_unread(to)
-        self.copies.append((descriptor.read(at), to, barrier))
+        self.copies.append((descriptor.read(corner), to, barrier))
 
     def mma(self, a, b, acc, use_acc=True, is_async=False):
         assert is_async
@@ -152,9 +152,9 @@ class Block:
         results = tuple(product.finish() for product in deps)
         return results if len(results) > 1 else results[0]
 
-    def copy_back(self, descriptor, at, source):
+    def copy_back(self, descriptor, corner, source):
         self.step()
-        descriptor.write(at, source.data)
+        descriptor.write(corner, source.data)
 
 
 def _always():

@@ -99,21 +99,21 @@ class Map:
         self.base, self.block_shape, self.layout, self.dtype = base, list(descriptor.block_shape), None, base.dtype
         self.block_type = SimpleNamespace(nbytes=torch.Size(self.block_shape).numel() * base.element_size())
 
-    def read(self, at):
+    def read(self, corner):
         box = torch.zeros(self.block_shape, dtype=self.dtype)
-        there, inside = self._overlap(at)
-        box[there] = self.base[inside]
+        in_box, inside = self._overlap(corner)
+        box[in_box] = self.base[inside]
         return box
 
-    def write(self, at, box):
-        there, inside = self._overlap(at)
-        self.base[inside] = box[there]
+    def write(self, corner, box):
+        in_box, inside = self._overlap(corner)
+        self.base[inside] = box[in_box]
 
-    def _overlap(self, at):
+    def _overlap(self, corner):
         """The part of a box that lies in the tensor, as indices of the box and of the tensor."""
         spans = [
             (max(0, i), max(0, i, min(i + edge, size)))
-            for i, edge, size in zip(at, self.block_shape, self.base.shape, strict=True)
+            for i, edge, size in zip(corner, self.block_shape, self.base.shape, strict=True)
         ]
-        there = tuple(slice(low - i, high - i) for (low, high), i in zip(spans, at, strict=True))
-        return there, tuple(slice(*span) for span in spans)
+        in_box = tuple(slice(low - i, high - i) for (low, high), i in zip(spans, corner, strict=True))
+        return in_box, tuple(slice(*span) for span in spans)

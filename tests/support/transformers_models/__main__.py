@@ -36,10 +36,10 @@ def classes(module: str) -> list[type]:
     import torch
     from transformers.modeling_utils import PreTrainedModel
 
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
     return [
         cls
-        for name, cls in inspect.getmembers(found, inspect.isclass)
+        for name, cls in inspect.getmembers(imported, inspect.isclass)
         if issubclass(cls, PreTrainedModel)
         and cls.__module__ == module
         and not name.endswith(("PreTrainedModel", "PretrainedModel"))

@@ -46,10 +46,10 @@ def compare_parts(cls: type, wanted: set[type]) -> dict[type, Outcome]:
     """Compare the wanted classes that are parts of a class, with the inputs that they get from it."""
     try:
         _, reference = _reference(cls)
-        found = parts.parts_of(reference, _inputs(cls, reference)[0], wanted)
+        part_pairs = parts.parts_of(reference, _inputs(cls, reference)[0], wanted)
     except Exception:
         return {}
-    return {part: _compared_part(*found[part], cls.__name__) for part in found}
+    return {part: _compared_part(*part_pairs[part], cls.__name__) for part in part_pairs}
 
 
 def _compared_part(model: Any, arguments: dict[str, Any], whole: str) -> Outcome:

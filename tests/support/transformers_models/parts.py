@@ -16,16 +16,16 @@ class Part(NamedTuple):
 
 def parts_of(model: Any, arguments: dict[str, Any], wanted: set[type]) -> dict[type, Part]:
     """The wanted classes that are called when the model runs."""
-    found: dict[type, Part] = {}
+    by_class: dict[type, Part] = {}
 
     def keep(part: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if type(part) not in found:
+        if type(part) not in by_class:
             bound = inspect.signature(part.forward).bind(*positional, **keywords)
             named = dict(bound.arguments)
             for name, parameter in inspect.signature(part.forward).parameters.items():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     named |= named.pop(name, {})
-            found[type(part)] = Part(part, _detached(named))
+            by_class[type(part)] = Part(part, _detached(named))
 
     handles = [
         part.register_forward_pre_hook(keep, with_kwargs=True) for part in model.modules() if type(part) in wanted
@@ -38,7 +38,7 @@ def parts_of(model: Any, arguments: dict[str, Any], wanted: set[type]) -> dict[t
     finally:
         for handle in handles:
             handle.remove()
-    return {cls: Part(copy.deepcopy(part.model), part.arguments) for cls, part in found.items()}
+    return {cls: Part(copy.deepcopy(part.model), part.arguments) for cls, part in by_class.items()}
 
 
 def with_implementation(model: Any, implementation: str) -> Any:

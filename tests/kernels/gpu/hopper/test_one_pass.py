@@ -179,7 +179,7 @@ def test_gradients_on_a_hopper_gpu(monkeypatch, d, band, dtype):
         exact, exact_lse = textbook(*doubles, **BANDS[band], return_lse=True)
         dlse = torch.where(exact_lse.isfinite(), torch.randn_like(exact_lse), 0.0)
         dout = torch.randn_like(out)
-        found = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse.to(lse)))
+        gradients = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse.to(lse)))
         expected = torch.autograd.grad((exact, exact_lse), doubles, (dout.cpu().double(), dlse))
-        for x, y in zip(found, expected, strict=True):
+        for x, y in zip(gradients, expected, strict=True):
             check_close(x, y, dtype)

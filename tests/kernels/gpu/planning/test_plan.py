@@ -134,8 +134,8 @@ def test_few_queries_still_occupy_every_multiprocessor(heads, n_q, n_k):
 
 def test_lengths_that_round_up_to_the_same_power_of_two_share_a_plan():
     card = CARDS["h100-sxm"]
-    one, other = Sizes((2, 3), 8, 4, 1000, 1500, 64, 64), Sizes((6,), 8, 4, 1024, 2048, 64, 64)
-    assert plan("forward", one, "bfloat16", card) is plan("forward", other, "bfloat16", card)
+    first, other = Sizes((2, 3), 8, 4, 1000, 1500, 64, 64), Sizes((6,), 8, 4, 1024, 2048, 64, 64)
+    assert plan("forward", first, "bfloat16", card) is plan("forward", other, "bfloat16", card)
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -42,9 +42,9 @@ def test_all_parts_together(size):
         got = rb.flex_attention(q, k, v, score_mod, block_mask, return_lse=True)
     expected = dense(q, k, v, score_mod, keeps)
     inputs = q, k, v, table
-    seen = expected[1] > -float("inf")
-    douts = torch.randn_like(expected[0]), torch.randn_like(expected[1]) * seen
-    finite = expected[0], torch.where(seen, expected[1], 0.0)
+    attends = expected[1] > -float("inf")
+    douts = torch.randn_like(expected[0]), torch.randn_like(expected[1]) * attends
+    finite = expected[0], torch.where(attends, expected[1], 0.0)
     gradients = (
         torch.autograd.grad(got, inputs, [x.to(y) for x, y in zip(douts, got, strict=True)]),
         torch.autograd.grad(finite, inputs, douts),

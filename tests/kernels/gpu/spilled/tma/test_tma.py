@@ -287,8 +287,8 @@ def test_other_calls_are_planned_as_before(call):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_lengths_of_one_magnitude_share_their_candidates(direction):
-    for one, other in ((4097, 8192), (33000, 65000)):
-        assert planned(direction, n=one) == planned(direction, n=other)
+    for shorter, other in ((4097, 8192), (33000, 65000)):
+        assert planned(direction, n=shorter) == planned(direction, n=other)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
