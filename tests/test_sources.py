@@ -52,7 +52,8 @@ def is_module_or_attribute(dotted):
     while parts and (place / parts[0]).is_dir():
         place, parts = place / parts[0], parts[1:]
     stub = place / f"{parts[0]}.pyi" if parts else place
-    module = place / "__init__.py"
+    names = place / "__init__.pyi"  # of a package whose names are imported when they are used
+    module = names if names.exists() else names.with_suffix(".py")
     if parts and ((place / f"{parts[0]}.py").exists() or stub.exists()):
         module, parts = stub if stub.exists() else stub.with_suffix(".py"), parts[1:]
     return not parts or re.search(rf"\b{parts[0]}\b", module.read_text(encoding="utf-8")) is not None

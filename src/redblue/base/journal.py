@@ -21,7 +21,7 @@ from typing import Any
 import filelock
 
 from redblue.base.errors import RedblueError
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Journal:
     ) -> None:
         self.path, self.kind, self.size, self.columns = path, kind, size, columns
         self.done = dict[int, list[Row]]()
-        header = {f"redblue_{kind}": FORMAT, "version": VERSION, **identity}
+        header = {f"redblue_{kind}": FORMAT, "version": __version__, **identity}
         header |= {"columns": list(columns)} if columns is not None else {}
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115

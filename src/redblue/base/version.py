@@ -2,4 +2,4 @@
 
 from importlib.metadata import version
 
-VERSION = version("redblue")
+__version__ = version("redblue")

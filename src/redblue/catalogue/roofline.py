@@ -18,7 +18,6 @@ import platformdirs
 
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
-from redblue.base.version import VERSION
 from redblue.catalogue.detect import Cpu, detect_cpu
 from redblue.compiled import _core
 
@@ -74,7 +73,9 @@ def roofline(remeasure: bool = False) -> Roofline:
 
 def cache_path(cpu: Cpu, isa: str) -> Path:
     """Return the cache file for a machine: one file per CPU model, cores, caches, ISA and redblue version."""
-    key = repr((cpu.model, cpu.cores, cpu.caches, isa, VERSION))
+    from redblue.base.version import __version__  # deferred: importing it takes 30 ms
+
+    key = repr((cpu.model, cpu.cores, cpu.caches, isa, __version__))
     return platformdirs.user_cache_path("redblue") / f"roofline-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 

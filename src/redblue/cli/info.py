@@ -11,7 +11,7 @@ from rich.text import Text
 from redblue.base.dtypes import COMPUTED
 from redblue.base.terminal import table
 from redblue.base.text import capacity
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.catalogue.detect import detect_cpu
 from redblue.cli.options import Json
 from redblue.cli.output import show
@@ -37,7 +37,7 @@ def describe() -> dict[str, Any]:
     chosen, machine = cpu.isa(), detect_cpu()
     first_bytes, last_share_bytes = plan.cache_bytes()
     return {
-        "version": VERSION,
+        "version": __version__,
         "cpu": machine.model,
         "cores": machine.cores,
         "caches": [

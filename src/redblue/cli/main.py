@@ -21,7 +21,7 @@ from rich.text import Text
 from redblue.base.errors import RedblueError
 from redblue.base.progress import INTERRUPTED
 from redblue.base.terminal import PLAIN, console, terminal_width
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.cli import plugins
 
 COMMANDS = (  # in the order of `redblue --help`
@@ -43,7 +43,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        console().print(f"redblue {VERSION}")
+        console().print(f"redblue {__version__}")
         raise typer.Exit
 
 

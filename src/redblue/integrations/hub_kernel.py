@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from redblue.base.errors import RedblueError
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 
 NAME = "redblue-flash-attn"
 REVISION = 1  # version of the repository; transformers requests version 1 of a repository that it does not know
@@ -76,7 +76,7 @@ def write(folder: str | Path) -> Path:
 def _module() -> str:
     imports = "\n".join(f"        {name}," for name in FUNCTIONS)
     names = "\n".join(f'    "{name}",' for name in FUNCTIONS)
-    return MODULE.format(version=VERSION, imports=imports, names=names)
+    return MODULE.format(version=__version__, imports=imports, names=names)
 
 
 def _metadata(variant: str) -> dict[str, object]:

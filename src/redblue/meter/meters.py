@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redblue.base.errors import RedblueError
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.bounds import lower_bound
 from redblue.catalogue.detect import detect_cuda
 from redblue.lab import counts
@@ -69,7 +69,7 @@ def by_probe(request: Request) -> Measurement:
         bytes_written=writes * word_bytes,
         meter="probe",
         how="the kernel counts the words that it moves between its tiles and the arrays",
-        tool=f"redblue {VERSION}",
+        tool=f"redblue {__version__}",
     )
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from redblue.base.errors import RedblueError
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.integrations.flash_attn import batched, bert_padding, kv_cache, low_level, packed
 
 # The version of the interface. The local part names redblue; `packaging` orders this version after 2.8.3.
-FLASH_ATTN_VERSION = f"2.8.3+redblue.{VERSION}"
+FLASH_ATTN_VERSION = f"2.8.3+redblue.{__version__}"
 
 
 def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ class Installation:
                 sys.modules.update(_modules)
                 _log.warning(
                     "flash_attn is redblue %s in this process, as version %s: the real package is not installed",
-                    VERSION,
+                    __version__,
                     FLASH_ATTN_VERSION,
                 )
             elif not _modules:
@@ -151,7 +151,7 @@ def _built() -> dict[str, ModuleType]:
 
 def _module(name: str, functions: tuple, is_package: bool = False) -> ModuleType:
     """A module of these functions, which importlib finds."""
-    module = ModuleType(name, f"The interface of {name} 2.8, served by redblue {VERSION}.")
+    module = ModuleType(name, f"The interface of {name} 2.8, served by redblue {__version__}.")
     module.__spec__ = ModuleSpec(name, None, origin="redblue", is_package=is_package)
     if is_package:
         module.__path__ = []  # without folders: a submodule that redblue lacks is not found

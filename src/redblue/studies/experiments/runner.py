@@ -15,7 +15,7 @@ from redblue.base.errors import RedblueError, UnknownName
 from redblue.base.files import check_target, replace_whole
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 from redblue.catalogue.detect import detect_cpu
 from redblue.studies.experiments.catalogue import get
 from redblue.studies.experiments.experiment import Experiment, Point, Row
@@ -67,7 +67,7 @@ def run(
             experiment=name,
             command=_command(name, quick, only, folder),
             date=datetime.date.today().isoformat(),
-            version=VERSION,
+            version=__version__,
             machine=machine(),
             tools=dict(experiment.tools()),
             quick=quick,

@@ -13,7 +13,7 @@ import torch
 
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
-from redblue.base.version import VERSION
+from redblue.base.version import __version__
 
 
 def path_for(folder: Path, point: dict[str, Any], text: str = "") -> Path:
@@ -21,7 +21,7 @@ def path_for(folder: Path, point: dict[str, Any], text: str = "") -> Path:
     facts = {
         "point": point,
         "text": text,
-        "redblue": VERSION,
+        "redblue": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
