@@ -133,13 +133,13 @@ class PagedProblem:
                 f'problem must be a Problem with direction="forward", the only one of paged attention; got {problem!r}'
             )
         page, prefix = whole_number("page", page), whole_number("prefix", prefix, 0, problem.n_k)
-        shared, each = prefix // page, -(-problem.n_k // page)
-        if problem.batch * max(1, each) > MAX_PAGES:
+        shared, pages = prefix // page, -(-problem.n_k // page)
+        if problem.batch * max(1, pages) > MAX_PAGES:
             raise RedblueError(
-                f"{problem.batch:,} sequences of {problem.n_k:,} keys need {problem.batch * each:,} pages of {page}, "
+                f"{problem.batch:,} sequences of {problem.n_k:,} keys need {problem.batch * pages:,} pages of {page}, "
                 f"and at most {MAX_PAGES:,} are counted: give larger pages or fewer keys"
             )
-        own = each - shared
+        own = pages - shared
         table = [(*range(shared), *range(shared + b * own, shared + (b + 1) * own)) for b in range(problem.batch)]
         p = problem
         sizes = ((p.n_q,) * p.batch, (p.n_k,) * p.batch, page, p.d, p.d_v, p.heads, p.kv_heads)

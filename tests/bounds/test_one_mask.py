@@ -12,7 +12,7 @@ from redblue import Mask, NotCovered, Problem, RedblueError, TooFewWords, count,
 from redblue.bounds import one_mask
 from redblue.bounds.cover import Cover, cover, exact, steps_of, upper
 from redblue.bounds.family import family
-from redblue.bounds.one_mask import Task, candidates, loads, most_earned
+from redblue.bounds.one_mask import Task, candidates, loads, max_earned
 from redblue.bounds.phases import Weights
 from redblue.bounds.table import rows
 from support.examples import examples, thorough
@@ -82,7 +82,7 @@ def test_exact_covers_say_no_less(data, direction, words):
     known, quick = steps_of(exact(attends)), upper(mask.on(n_q, n_k))
     for weights in candidates(direction, 2, 3, 2 * words):
         task = Task(direction, 2, 3, 2 * words, weights)
-        assert most_earned(known, task) <= most_earned(quick, task) * (1 + one_mask.GAP) * (1 + 1e-6)
+        assert max_earned(known, task) <= max_earned(quick, task) * (1 + one_mask.GAP) * (1 + 1e-6)
 
 
 def earned(kappa, task, words, pairs):
@@ -119,7 +119,7 @@ def test_no_phase_earns_more_than_is_proved(data, direction, words):
     kappa, rng = exact(attends), np.random.default_rng(data.draw(st.integers(0, 99)))
     for weights in candidates(direction, 2, 3, words):
         task = Task(direction, 2, 3, words, weights)
-        most = most_earned(steps_of(kappa), task)
+        most = max_earned(steps_of(kappa), task)
         for spent in rng.dirichlet(np.full(9, 0.4), 60) * words:
             assert earned(kappa, task, spent, rng.integers(0, attends.sum() + 1)) <= most
 
@@ -135,7 +135,7 @@ def test_without_a_mask_it_is_the_phase_problem(direction, xi, ratio):
     alike = [row for row in rows(direction) if row["xi"] == row["xi_v"]]
     nearest = min(alike, key=lambda row: abs(row["xi"] / xi - 1))
     words, most = int((64 / nearest["xi"]) ** 2), nearest["gain"]
-    least = min(most_earned(dense, Task(direction, 64, 64, words, w)) for w in candidates(direction, 64, 64, words))
+    least = min(max_earned(dense, Task(direction, 64, 64, words, w)) for w in candidates(direction, 64, 64, words))
     assert 0.99 * most * words <= least <= ratio * most * words
 
 

@@ -44,7 +44,7 @@ def ways_to_spend(direction, rng, count):
     return words / words.sum(axis=0)
 
 
-def most_earned(direction, xi, xi_v, w):
+def max_earned(direction, xi, xi_v, w):
     """The largest gain found by random distributions of words, and hill climbing from the best of them."""
     rng, best = np.random.default_rng(3), 0.0
     words, started = ways_to_spend(direction, rng, 20000), (1 / xi**2) ** rng.uniform(-2, 1, (2, 20000))
@@ -63,7 +63,7 @@ def most_earned(direction, xi, xi_v, w):
 def test_nothing_earns_more_than_the_certificate(direction, xi, xi_v):
     certificate = certify(PhaseProblem(direction, xi, xi_v, WEIGHTS[direction]), gap=0.05, max_boxes=1 << 17)
     assert 0 < certificate.reached <= certificate.gain
-    assert 0.85 * certificate.gain <= most_earned(direction, xi, xi_v, WEIGHTS[direction]) <= certificate.gain
+    assert 0.85 * certificate.gain <= max_earned(direction, xi, xi_v, WEIGHTS[direction]) <= certificate.gain
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -72,7 +72,7 @@ def test_nothing_earns_more_than_the_table_says(direction):
     rows = table.rows(direction)
     for row in rows[7 :: len(rows) // 9]:
         w = Weights(*(row[name] for name in Weights._fields))
-        best = most_earned(direction, row["xi"], row["xi_v"], w) / w.total(direction)
+        best = max_earned(direction, row["xi"], row["xi_v"], w) / w.total(direction)
         assert 0.75 * row["gain"] <= best <= row["gain"], row
 
 

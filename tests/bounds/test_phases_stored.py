@@ -45,7 +45,7 @@ def spent(direction, xi, xi_v, kept, words, shares, w):
     return words.sum(axis=0) + np.maximum(0, stores - kept), gain + w.p * p + w.ds * sum(ds)
 
 
-def most_gained(direction, xi, xi_v, kept, w):
+def max_gained(direction, xi, xi_v, kept, w):
     """The largest gain of random phases, and of phases near the best of them."""
     rng = np.random.default_rng(7)
     used = np.ones((9, 1))
@@ -76,7 +76,7 @@ def test_no_phase_gains_more_than_the_table_says(direction):
     rows = table.rows(direction, table.STORED)
     for row in rows[:: len(rows) // 4]:
         weights = Weights(*(row[name] for name in Weights._fields))
-        best = most_gained(direction, row["xi"], row["xi_v"], row["kept"], weights) / weights.total(direction)
+        best = max_gained(direction, row["xi"], row["xi_v"], row["kept"], weights) / weights.total(direction)
         assert 0.7 * row["gain"] <= best <= row["gain"], row
 
 

@@ -215,11 +215,11 @@ def places(case: PagedCase) -> np.ndarray:
 
 
 @st.composite
-def paged_cases(draw: st.DrawFn, most_keys: int = 100) -> PagedCase:
+def paged_cases(draw: st.DrawFn, max_keys: int = 100) -> PagedCase:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = DTYPES[draw(st.sampled_from(list(DTYPES)))]
     batch, page = draw(st.sampled_from([2, 3, 1, 3, 4, 2, 3, 0])), draw(PAGE_SIZES)
-    lengths = rng.integers(0, draw(st.sampled_from([8, 40, most_keys])) + 1, batch)
+    lengths = rng.integers(0, draw(st.sampled_from([8, 40, max_keys])) + 1, batch)
     lengths[rng.random(batch) < 0.2] = 0
     if draw(st.sampled_from([False, False, True])):
         lengths = lengths // page * page  # full pages only

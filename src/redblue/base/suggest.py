@@ -11,6 +11,6 @@ COMPARED = 100  # characters of an unknown name that are compared
 def suggest(name: str, names: Iterable[str]) -> str:
     """Return "nearest: ..." with at most three of `names` that resemble `name`, or "known: ..." with all of `names`."""
     known = sorted(names)
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {word.lower(): word for word in known}
     nearest = difflib.get_close_matches(name[:COMPARED].lower(), by_lower, n=3, cutoff=0.4)
-    return f"nearest: {', '.join(by_lower[each] for each in nearest)}" if nearest else f"known: {', '.join(known)}"
+    return f"nearest: {', '.join(by_lower[word] for word in nearest)}" if nearest else f"known: {', '.join(known)}"

@@ -52,7 +52,7 @@ class _Visible(RenderHook):
     """Escape all control characters that a console prints, except the control characters of its own styles."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(each) for each in renderables]
+        return [_Escaped(renderable) for renderable in renderables]
 
 
 class _Escaped:
@@ -128,8 +128,10 @@ class StackingTable(Table):
     def _widths(self, width: int) -> list[int] | None:
         """The width of each column in a table of `width` columns; None if the table is too narrow."""
         lines = [[line.plain for cell in cells for line in _lines(cell)] for cells in self._cells()]
-        longest = [max(map(cell_len, each)) for each in lines]
-        words = [max((cell_len(word) for line in each for word in line.split(" ")), default=0) for each in lines]
+        longest = [max(map(cell_len, cell_lines)) for cell_lines in lines]
+        words = [
+            max((cell_len(word) for line in cell_lines for word in line.split(" ")), default=0) for cell_lines in lines
+        ]
         widths = [
             most if column.no_wrap else min(most, max(READABLE, min(word, LONG_WORD)))
             for most, word, column in zip(longest, words, self.columns, strict=True)

@@ -107,7 +107,7 @@ def _bands(case: Case) -> list[Curve]:
 def _any_algorithm(case: Case) -> list[Curve]:
     held = case.one.held_words if case.shares == "tokens" else 0
     touched = curves.any_algorithm(case.problem)
-    return [case.curve(*curves.without(each, held, case.one.pairs)) for each in touched]
+    return [case.curve(*curves.without(tokens, held, case.one.pairs)) for tokens in touched]
 
 
 HERE = "docs/lab/network.md, "
@@ -190,7 +190,7 @@ def network_bound(
 
 
 def _bound(name: str, crossing: float, both: float, formula: str, conditions: str, source: str) -> NetworkBound:
-    words, both_words = (math.ceil(each * ROUNDING) for each in (crossing, both))
+    words, both_words = (math.ceil(value * ROUNDING) for value in (crossing, both))
     return NetworkBound(name, words, both_words, formula, conditions, source)
 
 
@@ -200,7 +200,7 @@ def _work(work: str | Sequence[int], case: Case) -> str | list[int]:
         if work not in WORK:
             raise RedblueError(f"work must be one of {', '.join(WORK)}, or the pairs of each process, got {work!r}")
         return work
-    pair_counts = [whole_number("work", each, least=0) for each in work]
+    pair_counts = [whole_number("work", count, least=0) for count in work]
     if len(pair_counts) != case.world_size or sum(pair_counts) != case.pairs:
         raise RedblueError(
             f"work must give the pairs of each of the {case.world_size} processes, {case.pairs:,} in all, "
@@ -230,7 +230,7 @@ def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, floa
     if world == 1 or not case.pairs:
         return 0.0, 0.0
     if isinstance(work, list):
-        lacking = [curve.words(each) for each in work]
+        lacking = [curve.words(pairs) for pairs in work]
         crossing = max(0.0, sum(lacking) - held)
         return crossing, max(2 * crossing / world, max(lacking) if not held else 0.0)
     if work == "balanced":

@@ -105,7 +105,7 @@ class Curve:
         if mean <= start or span <= 0:
             return 0.0
         origin = self.streams * self.free
-        ends = [origin + span * each for each in (math.ceil((start - origin) / span), (most - origin) // span)]
+        ends = [origin + span * steps for steps in (math.ceil((start - origin) / span), (most - origin) // span)]
         points = sorted({start, most, *(end for end in ends if start < end < most)})
         return float(np.interp(mean, points, [0.0, *(self.words(point) for point in points[1:])]))
 
@@ -134,15 +134,15 @@ def rectangles(process: Sizes, tokens: bool, same: bool) -> Lack:
     missing = (held[0] * held[1] - process.held_rows * (process.held_keys + 1) // 2) if same and tokens else 0
     a, b = process.row_words, process.key_words
     # A limit that is reached before a r = b c would make the function convex there, so it is dropped: see one_side.
-    most_rows = max(process.rows, held[0]) if a * process.rows >= b * held[1] else math.inf
-    most_keys = max(process.keys, held[1]) if b * process.keys >= a * held[0] else math.inf
+    max_rows = max(process.rows, held[0]) if a * process.rows >= b * held[1] else math.inf
+    max_keys = max(process.keys, held[1]) if b * process.keys >= a * held[0] else math.inf
 
     def lack(pairs: float) -> float:
         area = pairs + missing
         if area <= held[0] * held[1]:
             return 0.0
         rows = math.sqrt(b * area / a)
-        rows = max(held[0], area / most_keys, min(rows, most_rows, area / held[1] if held[1] else math.inf))
+        rows = max(held[0], area / max_keys, min(rows, max_rows, area / held[1] if held[1] else math.inf))
         return a * (rows - held[0]) + b * (area / rows - held[1])
 
     return lack, held[0] * held[1] - missing

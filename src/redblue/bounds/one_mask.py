@@ -83,13 +83,13 @@ def loads(cover: Cover, direction: str, d: int, d_v: int, words: int, pairs: int
             total = weights.total(direction) * pairs
             short = best + length - words
             enough = length * total / short if short > 0 else math.inf  # a phase that earns this cannot raise `best`
-            earned = most_earned(cover, Task(direction, d, d_v, words + length, weights), enough)
+            earned = max_earned(cover, Task(direction, d, d_v, words + length, weights), enough)
             count = math.ceil(total / earned * (1 - 1e-12))
             best = max(best, length * (count - 1) + words if count >= 2 else 0)
     return int(best)
 
 
-def most_earned(cover: Cover, task: Task, enough: float = math.inf) -> float:
+def max_earned(cover: Cover, task: Task, enough: float = math.inf) -> float:
     """Return an upper bound of a phase's gain, in pairs: tight to within GAP, or coarser if a phase can reach `enough`.
 
     Boxes are halved until the bound of each is close to a gain that some phase reaches.

@@ -65,7 +65,7 @@ def command(
             attempt(name)
     if not results:
         raise TooFewWords("; ".join(reasons))
-    starts_from_p = problem.direction == "backward" and any(each.schedule == "standard" for each in results)
+    starts_from_p = problem.direction == "backward" and any(result.schedule == "standard" for result in results)
     remarks = reasons + ([STANDARD_REMARK] if starts_from_p else [])
-    rows = [asdict(each) | {"words": each.words, "problem": describe(problem)} for each in results]
+    rows = [asdict(result) | {"words": result.words, "problem": describe(problem)} for result in results]
     show(rows if schedule is None else rows[0], counts_table(results, remarks), as_json)

@@ -62,5 +62,8 @@ def _list(as_json: bool) -> None:
     from redblue.studies.experiments.terminal import experiments_table
 
     definitions = [experiments.get(name) for name in experiments.NAMES]
-    data = [{"name": each.name, "question": each.question, "missing": each.missing()} for each in definitions]
+    data = [
+        {"name": definition.name, "question": definition.question, "missing": definition.missing()}
+        for definition in definitions
+    ]
     show(data, experiments_table(definitions), as_json)

@@ -75,7 +75,7 @@ def _tables(data: dict[str, Any]) -> Group:
         )
     forced = data["REDBLUE_ISA"]
     caches = ", ".join(
-        f"{each['name']} {capacity(each['capacity_bytes'])} x {each['count']}" for each in data["caches"]
+        f"{cache['name']} {capacity(cache['capacity_bytes'])} x {cache['count']}" for cache in data["caches"]
     )
     share = capacity(data["share_of_last_cache_bytes"])
     choice = (

@@ -29,7 +29,9 @@ def command(
     """List the machines of the catalogue and this machine, or show one of them with its sources."""
     if remeasure:
         this_machine(remeasure=True)
-    machines = [memory(each) for each in ([*list_memories(), "this-machine"] if name is None else [name])]
+    machines = [
+        memory(machine_name) for machine_name in ([*list_memories(), "this-machine"] if name is None else [name])
+    ]
     largest_d = [  # d* of each level; the outermost level has no boundary of its own
         [*(largest_head_dimension(level, bytes_per_word=2) for level in machine.levels[:-1]), None]
         for machine in machines

@@ -19,10 +19,15 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Show the attention shapes of the catalogue's models, or of any config.json."""
-    models = [model(each, n=n) for each in (list_models() if name is None else [name])]
+    models = [model(model_name, n=n) for model_name in (list_models() if name is None else [name])]
     data = [
-        {"name": each.name, "title": each.title, "source": each.source, "notes": list(each.notes)}
-        | {"layers": [asdict(layers) | {"problem": describe(layers.problem)} for layers in each]}
-        for each in models
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "source": entry.source,
+            "notes": list(entry.notes),
+        }
+        | {"layers": [asdict(layers) | {"problem": describe(layers.problem)} for layers in entry]}
+        for entry in models
     ]
     show(data[0] if name else data, model_details(models[0]) if name else models_table(models), as_json)

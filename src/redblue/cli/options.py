@@ -108,12 +108,12 @@ def parse_mask(text: str) -> Mask:
 def find_memories(names: Sequence[str]) -> list[Memory]:
     """Look up machines by name. this-machine is followed by its CUDA devices."""
     machines = [memory(name) for name in names]
-    return [each for machine in machines for each in (machine, *machine.devices)]
+    return [device for machine in machines for device in (machine, *machine.devices)]
 
 
 def find_machines(names: Sequence[str]) -> list[Memory | Cluster]:
     """Look up machines and clusters by name."""
-    return [each for name in names for each in ([cluster(name)] if is_cluster(name) else find_memories([name]))]
+    return [machine for name in names for machine in ([cluster(name)] if is_cluster(name) else find_memories([name]))]
 
 
 def parse_tiles(text: str | None) -> dict[str, int] | None:

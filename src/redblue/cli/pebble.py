@@ -199,10 +199,10 @@ def bound(
     with working("bounding"):
         bounds = pebble.lower_bounds(parsed, words, rule_set)
     rows = table(("bound",), ("at least",))
-    for each in bounds:
-        rows.add_row(each.method, f"{each.words:,}")
+    for result in bounds:
+        rows.add_row(result.method, f"{result.words:,}")
     data = {"graph": _graph_data(parsed), "red": words, "rules": rule_set.name}
-    data |= {"bounds": [{"method": each.method, "words": each.words} for each in bounds]}
+    data |= {"bounds": [{"method": result.method, "words": result.words} for result in bounds]}
     show(data, Group(Text(_board_text(parsed, words, rule_set)), rows), as_json)
 
 

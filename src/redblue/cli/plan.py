@@ -76,11 +76,11 @@ def command(
         fixed = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
         _refuse(fixed | {"--mask": mask, "--page": page, "--prefix": prefix, "--v-in-k": v_in_k or None})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
-        problems = [each.problem for each in layers]
+        problems = [item.problem for item in layers]
     with working("planning"):
         machines = find_machines(memory or ["this-machine"])
         plans = [plan(problem, machine) for machine in machines for problem in problems]
-    show([each.to_dict() for each in plans], Group(*(part for each in plans for part in (each, ""))), as_json)
+    show([item.to_dict() for item in plans], Group(*(part for item in plans for part in (item, ""))), as_json)
 
 
 def _refuse(options: Mapping[str, object]) -> None:

@@ -17,4 +17,4 @@ def command(as_json: Json = False) -> None:
     """Recount the FlashAttention paper: the words of its algorithms, line by line, and the figures of its Figure 2."""
     with working("counting"):
         results = recount()
-    show([asdict(each) | {"ratio": each.ratio} for each in results], recount_table(results), as_json)
+    show([asdict(result) | {"ratio": result.ratio} for result in results], recount_table(results), as_json)

@@ -25,15 +25,20 @@ def command(
     """List the schedules: the algorithm of each, its directions, its kernels and its source."""
     chosen = list(SCHEDULES.values()) if name is None else [get(name)]
     with_kernel = {
-        each.name: {
-            device: [direction for direction in each.passes if each.name in kernels(device, direction)]
+        schedule.name: {
+            device: [direction for direction in schedule.passes if schedule.name in kernels(device, direction)]
             for device in DEVICES
         }
-        for each in chosen
+        for schedule in chosen
     }
     data = [
-        {"name": each.name, "title": each.title, "directions": list(each.passes), "kernels": with_kernel[each.name]}
-        | {"planned": each.drop_in, "own": is_users(each.name), "source": each.source}
-        for each in chosen
+        {
+            "name": schedule.name,
+            "title": schedule.title,
+            "directions": list(schedule.passes),
+            "kernels": with_kernel[schedule.name],
+        }
+        | {"planned": schedule.drop_in, "own": is_users(schedule.name), "source": schedule.source}
+        for schedule in chosen
     ]
     show(data if name is None else data[0], schedules_table(chosen, with_kernel), as_json)

@@ -39,7 +39,7 @@ def measurement_table(measurements: Iterable[Measurement]) -> StackingTable:
         caption="read and written: words towards the fast side, and back",
     )
     for m in measurements:
-        read, written = (f"{each // m.bytes_per_word:,}" for each in (m.bytes_read, m.bytes_written))
+        read, written = (f"{moved // m.bytes_per_word:,}" for moved in (m.bytes_read, m.bytes_written))
         parts = "".join(f"\n{name.replace('_', ' ')}: {value:,}" for name, value in m.parts.items())
         lines.add_row(
             f"{m.kernel}\n{tile_text(m.tiles)}\n{m.boundary}\n{m.meter} ({m.tool}): {m.how}{parts}",
@@ -59,9 +59,9 @@ def bounds_table(bounds: Iterable[Bound]) -> StackingTable:
         ("words",),
         caption="Z: attended pairs. order only: a paper's form without its unknown constant, so no bound.",
     )
-    for each in bounds:
-        kind = "" if each.proved else " (order only)"
-        lines.add_row(f"{each.name}{kind}: {each.formula}\n{each.conditions}\n{each.source}\n", f"{each.words:,}")
+    for bound in bounds:
+        kind = "" if bound.proved else " (order only)"
+        lines.add_row(f"{bound.name}{kind}: {bound.formula}\n{bound.conditions}\n{bound.source}\n", f"{bound.words:,}")
     return lines
 
 
@@ -72,14 +72,16 @@ def recount_table(recounts: Iterable[Recount]) -> StackingTable:
         ("expected", "counted", "ratio"),
         caption="expected: the sum of the algorithm's lines (words), or the printed figure (GB)",
     )
-    for each in recounts:
-        expected, counted = (f"{x:,.0f}" if each.unit == "words" else f"{x:.2f}" for x in (each.expected, each.counted))
-        tiles = tile_text(dict(each.tiles))
+    for recount in recounts:
+        expected, counted = (
+            f"{x:,.0f}" if recount.unit == "words" else f"{x:.2f}" for x in (recount.expected, recount.counted)
+        )
+        tiles = tile_text(dict(recount.tiles))
         lines.add_row(
-            f"{each.what}\n{each.schedule}{', ' if tiles else ''}{tiles}\n{each.formula}\n{each.source}\n",
-            f"{expected} {each.unit}",
-            f"{counted} {each.unit}",
-            f"{each.ratio:.3f}",
+            f"{recount.what}\n{recount.schedule}{', ' if tiles else ''}{tiles}\n{recount.formula}\n{recount.source}\n",
+            f"{expected} {recount.unit}",
+            f"{counted} {recount.unit}",
+            f"{recount.ratio:.3f}",
         )
     return lines
 
@@ -115,7 +117,7 @@ def memory_details(machine: Memory, largest_d: Sequence[int | None]) -> Group:
     lines = [f"{level.name} {key}: {source}" for level in machine.levels for key, source in level.sources.items()]
     lines += [f"{key}: {source}" for key, source in machine.sources.items()]
     sources = Text("\n".join(lines), style="dim")
-    tables = (memories_table([machine], [largest_d]), *(each for each in (peaks, facts) if each.row_count))
+    tables = (memories_table([machine], [largest_d]), *(details for details in (peaks, facts) if details.row_count))
     return Group(Text(machine.title, style="bold"), *tables, sources)
 
 
@@ -140,11 +142,12 @@ def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping
     """The schedules in a line each, with their directions and kernels. kernels: directions by schedule and device."""
     lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
     lines.columns[0].no_wrap = True
-    for each in schedules:
-        items = kernels[each.name].items()
+    for schedule in schedules:
+        items = kernels[schedule.name].items()
         devices = "; ".join(f"{device}: {', '.join(directions)}" for device, directions in items if directions)
-        owner = " (your own)" if is_users(each.name) else ""
+        owner = " (your own)" if is_users(schedule.name) else ""
         lines.add_row(
-            each.name, f"{each.title}{owner}\n{', '.join(each.passes)}\n{devices or 'no kernel'}\n{each.source}\n"
+            schedule.name,
+            f"{schedule.title}{owner}\n{', '.join(schedule.passes)}\n{devices or 'no kernel'}\n{schedule.source}\n",
         )
     return lines

@@ -271,7 +271,7 @@ def _arrays(arguments: Arguments) -> list[np.ndarray]:
         _check("XLA_FFI_Buffer", buffer.struct_size >= ctypes.sizeof(Buffer), buffer.struct_size)
         dtype = DTYPES.get(buffer.dtype)
         if dtype is None:
-            known = ", ".join(each.name for each in DTYPES.values())
+            known = ", ".join(known_dtype.name for known_dtype in DTYPES.values())
             raise RedblueError(
                 f"an array has XLA's number type {buffer.dtype}, which redblue does not read: use astype for {known}"
             )

@@ -365,8 +365,8 @@ def check_array(name: str, shape: Sequence[int], dtype: str, sizes: Sizes, call_
     full = rules.shape(sizes)
     if not rules.lead:
         if tuple(shape) != full:
-            each = "four sizes, then one position per query and key" if rules.places else "one per head of q"
-            raise RedblueError(f"{name} must have shape {full}, {each}, got {tuple(shape)}")
+            content = "four sizes, then one position per query and key" if rules.places else "one per head of q"
+            raise RedblueError(f"{name} must have shape {full}, {content}, got {tuple(shape)}")
     else:
         padded = (1,) * (len(full) - len(shape)) + tuple(shape)
         if len(padded) != len(full) or any(a not in (1, b) for a, b in zip(padded, full, strict=True)):

@@ -149,8 +149,8 @@ class Compression:
         """
         d = self.problem.d_v if self.problem.direction == "backward" else self.problem.d
         fewest = []
-        for each in np.divmod(phase.pairs, self.problem.n_k):
-            products = np.sort(np.bincount(each, minlength=1))[::-1]
+        for vertices in np.divmod(phase.pairs, self.problem.n_k):
+            products = np.sort(np.bincount(vertices, minlength=1))[::-1]
             fewest.append(int(products[:d].sum() + np.minimum(products[d:], d).sum()))
         return max(fewest)
 
@@ -165,7 +165,7 @@ def _first_of_each_pair(places: list[Place]) -> tuple[Place, ...]:
     for place in places:
         new = np.array([not (pair in earlier or earlier.add(pair)) for pair in place.pairs.tolist()], bool)
         if new.any():
-            kept.append(Place(place.value, *(each[new] for each in place[1:])))
+            kept.append(Place(place.value, *(column[new] for column in place[1:])))
     return tuple(kept)
 
 
@@ -239,7 +239,7 @@ class _Finder(_Watched):
             place = Place(self.values, words, pairs, scaled == 1)
         elif (earlier := self.known.get(self.values)) is not None:
             agrees = value[earlier.words] == self.table[earlier.pairs + self.pairs * earlier.scaled]
-            place = Place(self.values, *(each[agrees] for each in earlier[1:]))
+            place = Place(self.values, *(column[agrees] for column in earlier[1:]))
         else:
             return
         if len(place.words):

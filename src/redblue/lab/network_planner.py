@@ -134,7 +134,7 @@ def local_problem(c: Layout, process: int) -> Problem | None:
 
 def shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray) -> Mask | None:
     """The window of a rule among consecutive queries and keys; None if there is none, or it excludes the diagonal."""
-    runs = all(int(each[-1] - each[0]) == len(each) - 1 for each in (queries, keys))
+    runs = all(int(positions[-1] - positions[0]) == len(positions) - 1 for positions in (queries, keys))
     if not isinstance(rule, Window) or rule.align != "top-left" or not runs:
         return None
     ahead = int(queries[0] - keys[0])
@@ -177,9 +177,14 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
         )
     small, peak = smaller_problem(problem, cluster.processes), peak_flops(problem, cluster.memory)
     grow = max(problem.n_q / small.n_q, problem.n_k / small.n_k)
-    tried = [Trial(placement, each, *each.seconds(peak, grow)) for placement, each in _candidates(small, cluster)]
+    tried = [
+        Trial(placement, candidate, *candidate.seconds(peak, grow))
+        for placement, candidate in _candidates(small, cluster)
+    ]
     chosen = fastest(tried)
-    by_schedule = {name: [each for each in tried if each.candidate.schedule == name] for name in network.SCHEDULES}
+    by_schedule = {
+        name: [candidate for candidate in tried if candidate.candidate.schedule == name] for name in network.SCHEDULES
+    }
     name, grid = chosen.candidate.schedule, chosen.candidate.layout.grid
     layouts = network.layouts(name, problem, cluster.processes, _placed(chosen.placement, problem, cluster.processes))
     winner = next(layout for layout in layouts if layout.grid == grid)
@@ -198,7 +203,7 @@ class Trial(NamedTuple):
 
 def fastest(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the least link time among the trials whose overlapped time is within 2 % of the least."""
-    enough = SAME * min(max(each.link, each.arithmetic) for each in trials)
+    enough = SAME * min(max(trial.link, trial.arithmetic) for trial in trials)
     return min((t for t in trials if max(t.link, t.arithmetic) <= enough), key=lambda t: (t.link, t.arithmetic))
 
 

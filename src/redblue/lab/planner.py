@@ -71,7 +71,7 @@ def plan(problem: AnyProblem, memory: str | os.PathLike[str] | Memory | Cluster 
     boundaries = [boundary for boundary in machine.boundaries if boundary.capacity_bytes]
     best = [_best(problem, boundary, machine.tile_multiple) for boundary in boundaries]
     nested = nest(problem, best, machine.tile_multiple)
-    levels = [_level(problem, boundary, *each) for boundary, each in zip(boundaries, nested, strict=True)]
+    levels = [_level(problem, boundary, *choice) for boundary, choice in zip(boundaries, nested, strict=True)]
     if not levels:
         raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to plan")
     flops = next((level.flops for level in levels if level.flops), None)  # the innermost schedule does the arithmetic

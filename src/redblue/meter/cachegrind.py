@@ -85,7 +85,7 @@ def run(
         (folder / "task.json").write_text(json.dumps(task))
         command = [sys.executable, "-I", "-S", child.__file__, str(folder / "task.json")]
         sections, printed = valgrind.run(command, cache, folder, {}, inner)
-        sizes = [each["bytes"] for each in described]
+        sizes = [array["bytes"] for array in described]
         output_lines = sum(-(-sizes[i] // cache.line_bytes) for i in outputs)
         events = dict(sections)
         inner_lines = {"inner_miss_lines": events["kernel"].inner_misses} if inner else {}
@@ -120,5 +120,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, Region):
         return {"region": value.index}
     if isinstance(value, Struct):
-        return {"struct": value.name, "fields": {name: plain(each) for name, each in value.fields.items()}}
-    return [plain(each) for each in value] if isinstance(value, tuple) else value
+        return {"struct": value.name, "fields": {name: plain(field) for name, field in value.fields.items()}}
+    return [plain(field) for field in value] if isinstance(value, tuple) else value

@@ -40,10 +40,10 @@ def measure_lines(task: dict[str, Any], call: Any) -> None:
     if not core.under_valgrind():
         sys.exit("the compiled module does not see valgrind")
     memory, (address,) = shared["lay"]([{"bytes": task["cache_bytes"]}], task["line_bytes"])
-    for each in (nothing, call):
+    for function in (nothing, call):
         core.meter_arm([(address, task["cache_bytes"])], task["line_bytes"])
         core.meter_start()
-        each(*task["args"], **task["kwargs"])
+        function(*task["args"], **task["kwargs"])
         core.meter_stop()
     del memory
 

@@ -161,7 +161,7 @@ def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions
 
     def relocated(value: Any) -> Any:
         if isinstance(value, cpu.Pattern | cpu.Edges):
-            return Struct(type(value).__name__, {name: relocated(each) for name, each in value._asdict().items()})
+            return Struct(type(value).__name__, {name: relocated(field) for name, field in value._asdict().items()})
         if isinstance(value, cpu.Array):
             return Struct("Array", {"address": relocated(value.address), "strides": value.strides})
         return region_of.get(value, value) if type(value) is int else value
@@ -179,5 +179,5 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _arrays(each)
+        for item in value:
+            yield from _arrays(item)

@@ -61,7 +61,7 @@ REMEDY = "measure with cachegrind, which needs no permission, or with probe"
 
 def formulas(vendor: str, devices: Mapping[str, frozenset[str]]) -> dict[str, Formula]:
     """The formulas for this CPU, by boundary. devices: perf's devices, with the names of their events."""
-    by_boundary = {each.boundary: each for each in (INTEL_CORE if vendor == "GenuineIntel" else ())}
+    by_boundary = {formula.boundary: formula for formula in (INTEL_CORE if vendor == "GenuineIntel" else ())}
     for maker, pattern, read, write in CONTROLLERS:
         units = sorted(name for name in devices if re.fullmatch(pattern, name))
         has_name = "=" not in read
@@ -84,8 +84,8 @@ def available() -> dict[str, Formula]:
         )
     vendor = re.search(r"^vendor_id\s*:\s*(\S+)", _text(CPUINFO), re.M)
     devices = {
-        each.name: frozenset(event.name for event in (each / "events").glob("*"))
-        for each in (DEVICES.glob("*") if DEVICES.is_dir() else ())
+        device.name: frozenset(event.name for event in (device / "events").glob("*"))
+        for device in (DEVICES.glob("*") if DEVICES.is_dir() else ())
     }
     if "cpu" not in devices and not any(name.startswith("cpu_") for name in devices):
         where = " This is a virtual machine without them." if "hypervisor" in _text(CPUINFO) else ""

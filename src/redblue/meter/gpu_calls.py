@@ -65,8 +65,8 @@ def gpu_call(
     task = task_of(p, sizes, torch.device(device))
 
     def run() -> None:
-        for each in getattr(kernel, p.direction)(task, launch):
-            each()
+        for launch_kernel in getattr(kernel, p.direction)(task, launch):
+            launch_kernel()
 
     return GpuCall(launch.kernel, launch.tiles._asdict(), run)
 

@@ -36,7 +36,7 @@ def prepared(call: KernelCall) -> Callable[[], tuple[int, int]]:
         if isinstance(value, Region):
             return memory.ctypes.data + first + int(starts[value.index])
         if isinstance(value, Struct):
-            fields = {name: placed(each) for name, each in value.fields.items()}
+            fields = {name: placed(field) for name, field in value.fields.items()}
             return getattr(_core, value.name)(**fields)
         return tuple(map(placed, value)) if isinstance(value, tuple) else value
 

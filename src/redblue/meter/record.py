@@ -150,10 +150,10 @@ class Measurement:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """Make the record that `to_dict` wrote. Raises RedblueError, which names the missing fields."""
-        missing = [each.name for each in fields(cls) if each.name not in data and each.name != "parts"]
+        missing = [entry.name for entry in fields(cls) if entry.name not in data and entry.name != "parts"]
         if missing:
             raise RedblueError(f"this is no measurement: it has no {', '.join(missing)}")
-        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+        return cls(**{entry.name: data[entry.name] for entry in fields(cls) if entry.name in data})
 
     @classmethod
     def from_json(cls, text: str) -> Measurement:

@@ -137,5 +137,7 @@ def why_not(meter: Meter) -> str | None:
 
 def others(name: str) -> dict[str, str]:
     """The reason why "auto" did not choose a meter, for every meter except `name`."""
-    reasons: dict[str, Any] = {each.name: why_not(each) for each in METERS.values() if each.name != name}
-    return {each: reason or f"works here, too: {METERS[each].measures}" for each, reason in reasons.items()}
+    reasons: dict[str, Any] = {
+        candidate.name: why_not(candidate) for candidate in METERS.values() if candidate.name != name
+    }
+    return {other: reason or f"works here, too: {METERS[other].measures}" for other, reason in reasons.items()}

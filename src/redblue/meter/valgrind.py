@@ -81,8 +81,8 @@ def options(cache: CacheLevel, inner: CacheLevel | None) -> list[str]:
     """
     half = max(MIN_LINE_BYTES, cache.line_bytes // 2)
     nearest = inner or CacheLevel("D1", 2 * half, half, 1)
-    for each in (cache, nearest) if inner else (cache,):
-        check_cache(each)
+    for level in (cache, nearest) if inner else (cache,):
+        check_cache(level)
     code = CacheLevel("I1", CODE_BYTES, cache.line_bytes, 16)
     shapes = {"I1": code, "D1": nearest, "LL": cache}
     geometry = [f"--{n}={c.capacity_bytes},{c.ways or c.lines},{c.line_bytes}" for n, c in shapes.items()]

@@ -124,7 +124,7 @@ def _meet(a: _Places, b: _Places) -> bool:
 def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
     """The pages of a cache that may overlap these places, ascending; all pages of the table if pages interleave."""
     within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
-    low, extent = x.ctypes.data + sum(min(0, each) for each in within), sum(map(abs, within)) + x.itemsize
+    low, extent = x.ctypes.data + sum(min(0, offset) for offset in within), sum(map(abs, within)) + x.itemsize
     if extent > x.strides[0]:
         pages = np.unique(table)
     else:

@@ -43,8 +43,8 @@ def rank(d: int, degree: int) -> int:
 
 def monomials(d: int, degree: int) -> Iterator[tuple[int, ...]]:
     """Yield each monomial as the indices of its variables, with repetition."""
-    for each in range(degree + 1):
-        yield from combinations_with_replacement(range(d), each)
+    for power in range(degree + 1):
+        yield from combinations_with_replacement(range(d), power)
 
 
 def features(m: Machine, x: Tile, chosen: list[tuple[int, ...]]) -> Tile:
@@ -136,8 +136,8 @@ def tiles(p: Problem, words: int, multiple: Mapping[str, int], degree: int) -> T
     if not len(rows) or not len(kept):
         return None
     candidates = [Tiles(int(i), cols, int(g), streamed) for i in (rows[0], rows[-1]) for g in (kept[0], kept[-1])]
-    fitting = [each for each in candidates if peak(p, each, degree) <= words]
-    return min(fitting, key=lambda each: cost(p, each, degree).words, default=None)
+    fitting = [candidate for candidate in candidates if peak(p, candidate, degree) <= words]
+    return min(fitting, key=lambda candidate: cost(p, candidate, degree).words, default=None)
 
 
 def _schedule(degree: int) -> Schedule:

@@ -25,12 +25,12 @@ def follows_sdpa(modeling_module: str) -> bool:
 @cache
 def _follows_sdpa(modeling_module: str) -> bool:
     bases = [
-        each
-        for each in vars(sys.modules.get(modeling_module, object)).values()
-        if isinstance(each, type)
-        and issubclass(each, PreTrainedModel)
-        and each.__module__ == modeling_module
-        and PreTrainedModel in each.__bases__
+        member
+        for member in vars(sys.modules.get(modeling_module, object)).values()
+        if isinstance(member, type)
+        and issubclass(member, PreTrainedModel)
+        and member.__module__ == modeling_module
+        and PreTrainedModel in member.__bases__
     ]
     return all(base._supports_sdpa for base in bases)
 

@@ -148,28 +148,28 @@ def _text(rule: Rule) -> str:
     texts: list[str] = []
     pending: list[Rule | str] = [rule]
     while pending:
-        each = pending.pop()
-        if isinstance(each, str):
-            texts.append(each)
-        elif isinstance(each, (Combined, Not)):
-            separator = f" {each.sign} " if isinstance(each, Combined) else ""
-            for i, part in enumerate(reversed(each.parts)):
+        item = pending.pop()
+        if isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, (Combined, Not)):
+            separator = f" {item.sign} " if isinstance(item, Combined) else ""
+            for i, part in enumerate(reversed(item.parts)):
                 pending += [separator] if i else []
                 pending += [")", part, "("] if isinstance(part, Combined) else [part]
-            pending += ["~"] if isinstance(each, Not) else []
+            pending += ["~"] if isinstance(item, Not) else []
         else:
-            texts.append(repr(each))
+            texts.append(repr(item))
     return "".join(texts)
 
 
 def _rebuilt(every: list[Any]) -> Rule:
     """Undo Combined.__reduce__. every: simple rules, and for other rules their type and the places of their parts."""
     rules: list[Rule] = []
-    for each in every:
-        if isinstance(each, Rule):
-            rules.append(each)
+    for item in every:
+        if isinstance(item, Rule):
+            rules.append(item)
         else:
-            kind, places = each
+            kind, places = item
             parts = [rules[i] for i in places]
             rules.append(Not(*parts) if kind is Not else kind.of(parts))
     return rules[-1]
@@ -178,10 +178,10 @@ def _rebuilt(every: list[Any]) -> Rule:
 def _resized(rule: Rule, old: tuple[int, int], new: tuple[int, int]) -> Rule:
     """Resize every simple rule, and combine the results again."""
 
-    def value_of(each: Rule, parts: list[Rule]) -> Rule:
-        if isinstance(each, Not):
+    def value_of(part: Rule, parts: list[Rule]) -> Rule:
+        if isinstance(part, Not):
             return negated(parts[0])
-        return combined(type(each), parts) if isinstance(each, Combined) else resized(each, old, new)
+        return combined(type(part), parts) if isinstance(part, Combined) else resized(part, old, new)
 
     return fold(rule, value_of)
 

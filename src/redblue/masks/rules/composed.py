@@ -39,18 +39,18 @@ def _joined(rule: Rule, n_q: int, n_k: int, entries: dict[int, int]) -> Pattern:
         if isinstance(step, np.ufunc):
             program.append(step)
             continue
-        each, inverted = step
-        if each.operator is np.invert:
-            pending.append((each.parts[0], not inverted))
-        elif each.operator is not None:
-            op = _OPPOSITE[each.operator] if inverted else each.operator
+        pattern_rule, inverted = step
+        if pattern_rule.operator is np.invert:
+            pending.append((pattern_rule.parts[0], not inverted))
+        elif pattern_rule.operator is not None:
+            op = _OPPOSITE[pattern_rule.operator] if inverted else pattern_rule.operator
             # The part that needs most of the stack comes first, so that the stack stays low.
-            first, *others = sorted(each.parts, key=lambda part: -entries[id(part)])
+            first, *others = sorted(pattern_rule.parts, key=lambda part: -entries[id(part)])
             for part in reversed(others):
                 pending += [op, (part, inverted)]
             pending.append((first, inverted))
         else:
-            pattern = each.pattern(n_q, n_k)
+            pattern = pattern_rule.pattern(n_q, n_k)
             program.append(Inverted(n_q, n_k, pattern) if inverted else pattern)
     return program[0] if isinstance(program[0], Pattern) and len(program) == 1 else Joined(n_q, n_k, tuple(program))
 
@@ -61,7 +61,7 @@ _OPPOSITE = {np.bitwise_and: np.bitwise_or, np.bitwise_or: np.bitwise_and}
 def _stack_entries(rule: Rule) -> dict[int, int]:
     """The number of values that are held at once while a rule is evaluated, for the rule and each part, by id."""
     entries: dict[int, int] = {}
-    for each in every_part(rule):
-        needed = sorted((entries[id(part)] for part in each.parts), reverse=True)
-        entries[id(each)] = max([1, *needed[:1], *(1 + n for n in needed[1:2])])
+    for part_rule in every_part(rule):
+        needed = sorted((entries[id(part)] for part in part_rule.parts), reverse=True)
+        entries[id(part_rule)] = max([1, *needed[:1], *(1 + n for n in needed[1:2])])
     return entries

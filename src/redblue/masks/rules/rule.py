@@ -88,8 +88,8 @@ def every_part(rule: Rule) -> list[Rule]:
 def fold(rule: Rule, value_of: Callable[[Rule, list[T]], T]) -> T:
     """Compute a value of a rule from the values of its parts: value_of(rule, [values of rule.parts])."""
     values: dict[int, T] = {}
-    for each in every_part(rule):
-        values[id(each)] = value_of(each, [values[id(part)] for part in each.parts])
+    for node in every_part(rule):
+        values[id(node)] = value_of(node, [values[id(part)] for part in node.parts])
     return values[id(rule)]
 
 

@@ -44,13 +44,13 @@ def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
     If every pair of the part attends, the result is the full rule, for which kernels test no pair.
     """
     if isinstance(rule, Stack):
-        rules = [selected(each, queries, keys, n_q, n_k) for each in rule.rules]
-        if all(each is None for each in rules):
+        rules = [selected(plane, queries, keys, n_q, n_k) for plane in rule.rules]
+        if all(plane is None for plane in rules):
             return None
         nothing = Csr.of(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int64), len(keys))
         by_plane = planes(rule)[1]
         kept = [nothing if rules[i] is None else rules[i] for i in by_plane.ravel()]
-        return Stack.of([each for each in kept if each is not None], rule.shape)
+        return Stack.of([plane for plane in kept if plane is not None], rule.shape)
     if not len(queries) or not len(keys):
         return None
     if rule.is_full:
@@ -84,8 +84,8 @@ def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.nda
     first = queries[np.flatnonzero(np.diff(queries, prepend=-2) > 1)]
     stop = queries[np.flatnonzero(np.diff(queries, append=queries[-1] + 2) > 1)] + 1
     live = np.zeros(n_k + 1, np.int64)
-    for each in planes(rule)[0]:
-        edges = each.pattern(n_q, n_k).outer(first, stop) % (n_k + 1)
+    for plane in planes(rule)[0]:
+        edges = plane.pattern(n_q, n_k).outer(first, stop) % (n_k + 1)
         live += np.bincount(edges[::2], minlength=n_k + 1) - np.bincount(edges[1::2], minlength=n_k + 1)
     return np.flatnonzero(np.cumsum(live[:-1]) > 0)
 
@@ -96,7 +96,7 @@ def attending_queries(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: in
         return np.zeros(0, np.int64)
     live = np.zeros(len(queries), bool)
     each_query = spans.arange(len(queries))
-    for each in planes(rule)[0]:
-        pattern = Selection(len(queries), len(keys), each.pattern(n_q, n_k), queries, keys)
+    for plane in planes(rule)[0]:
+        pattern = Selection(len(queries), len(keys), plane.pattern(n_q, n_k), queries, keys)
         live[pattern.outer(each_query, each_query + 1)[::2] // (len(keys) + 1)] = True
     return queries[live]

@@ -95,7 +95,9 @@ def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
     balanced = [(number, placement) for share, number, placement in candidates if share <= most]
     if len(balanced) == 1:
         return balanced[0][1]
-    missing = [(sum(len(_missing(mask, n, own)) for own in each.positions), number) for number, each in balanced]
+    missing = [
+        (sum(len(_missing(mask, n, own)) for own in candidate.positions), number) for number, candidate in balanced
+    ]
     return dict(balanced)[min(missing)[1]]
 
 
@@ -111,10 +113,10 @@ def _candidates(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
     weighted = weighted_contiguous(pairs, world_size)
     if max(weighted.lengths) <= MAX_TOKENS * n / world_size:
         yield weighted
-    for each in BLOCKS_PER_PROCESS:
-        if each * world_size <= n:
-            yield heaviest_first(pairs, world_size, each)
-            yield block_cyclic(n, world_size, each)
+    for blocks in BLOCKS_PER_PROCESS:
+        if blocks * world_size <= n:
+            yield heaviest_first(pairs, world_size, blocks)
+            yield block_cyclic(n, world_size, blocks)
 
 
 def weighted_contiguous(pairs: np.ndarray, world_size: int) -> Placement:
@@ -126,21 +128,23 @@ def weighted_contiguous(pairs: np.ndarray, world_size: int) -> Placement:
     return Placement("weighted contiguous", tuple(np.split(np.arange(n, dtype=np.int64), cuts)))
 
 
-def block_cyclic(n: int, world_size: int, each: int) -> Placement:
+def block_cyclic(n: int, world_size: int, per_process: int) -> Placement:
     """Blocks of equal length, `each` for every process, dealt in turn."""
-    blocks = np.array_split(np.arange(n, dtype=np.int64), each * world_size)
-    return Placement(f"block-cyclic of {each}", tuple(np.concatenate(blocks[p::world_size]) for p in range(world_size)))
+    blocks = np.array_split(np.arange(n, dtype=np.int64), per_process * world_size)
+    return Placement(
+        f"block-cyclic of {per_process}", tuple(np.concatenate(blocks[p::world_size]) for p in range(world_size))
+    )
 
 
-def heaviest_first(pairs: np.ndarray, world_size: int, each: int) -> Placement:
+def heaviest_first(pairs: np.ndarray, world_size: int, per_process: int) -> Placement:
     """Blocks of equal length, `each` for every process: the heaviest goes to the process with the fewest pairs."""
-    blocks = np.array_split(np.arange(len(pairs), dtype=np.int64), each * world_size)
+    blocks = np.array_split(np.arange(len(pairs), dtype=np.int64), per_process * world_size)
     weights = np.array([pairs[block].sum() for block in blocks])
     loads, owned = np.zeros(world_size), [[] for _ in range(world_size)]
     for block in np.argsort(-weights, kind="stable"):
-        free = [p for p in range(world_size) if len(owned[p]) < each]
+        free = [p for p in range(world_size) if len(owned[p]) < per_process]
         lightest = min(free, key=lambda p: (loads[p], p))
         loads[lightest] += weights[block]
         owned[lightest].append(int(block))
     parts = [np.concatenate([blocks[block] for block in sorted(mine)]) for mine in owned]
-    return Placement(f"heaviest first of {each}", tuple(parts))
+    return Placement(f"heaviest first of {per_process}", tuple(parts))

@@ -178,7 +178,7 @@ def tables(rows: list[Row]) -> list[Table]:
             *(f"{by_key[name, degree]['error']:.1e}" for degree in shown),
             *(
                 f"degree {row['degree']}, r = {row['rank']:.1e}" if row else "-"
-                for row in (each[name] for each in reached)
+                for row in (ranks[name] for ranks in reached)
             ),
         )
         for name in dict.fromkeys(row["scores"] for row in errors)

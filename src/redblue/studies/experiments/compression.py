@@ -163,7 +163,7 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in large
     ]
-    over = ("d / √M", "d", "`small_cache`", *(f"`strassen`, levels: {each}" for each in LEVELS[1:]))
+    over = ("d / √M", "d", "`small_cache`", *(f"`strassen`, levels: {levels}" for levels in LEVELS[1:]))
     over += ("bound for any arithmetic",)
     return [
         Table("The phases of each run", columns, lines, 2),

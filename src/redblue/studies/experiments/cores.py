@@ -107,8 +107,8 @@ def blocks(problem: Problem, tasks: TaskList) -> list[list[Block]]:
         panels = np.flatnonzero(attended > 0)
         pairs = lanes * attended[panels].astype(float)
         arrays, before = stream * len(starts) + panels, updates[stream, panels]
-        each = zip((1 - UPDATE) * pairs, arrays, before, UPDATE * pairs, strict=True)
-        work.append([Block(*fields) for fields in each])
+        fields_of_blocks = zip((1 - UPDATE) * pairs, arrays, before, UPDATE * pairs, strict=True)
+        work.append([Block(*fields) for fields in fields_of_blocks])
         updates[stream, panels] += 1
     return work
 

@@ -39,14 +39,14 @@ def measure(point: Point) -> list[Row]:
     ]
     bound = sum(
         lower_bound(problem, M_WORDS).words * problem.bytes_per_word
-        for problem in (replace(GPT2_MEDIUM, direction=each) for each in DIRECTIONS)
+        for problem in (replace(GPT2_MEDIUM, direction=way) for way in DIRECTIONS)
     )
     return [*rows, {"bar": "bound", "part": "both", "gigabytes": bound / 1e9, "printed_gigabytes": None}]
 
 
 def _recounted_totals() -> list[Recount]:
     """The recounted figures that the paper prints in GB."""
-    return [each for each in recount() if each.unit == "GB"]
+    return [row for row in recount() if row.unit == "GB"]
 
 
 def _gigabytes(direction: str) -> float:
@@ -92,7 +92,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     ]
     ticks = _marks(printed).mark_tick(style="ink", thickness=2.5, height=32, opacity=1).encode(x=x, y=y)
     labels = _marks(printed).mark_text(style="faint", baseline="bottom", dy=-17, fontSize=11)
-    layers = [layer, ticks, *(each.encode(x=x, y=y, text="text:N") for each in (labels, texts))]
+    layers = [layer, ticks, *(text_layer.encode(x=x, y=y, text="text:N") for text_layer in (labels, texts))]
     return alt.LayerChart(layer=layers).properties(width=600, height=alt.Step(56))
 
 

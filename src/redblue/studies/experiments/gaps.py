@@ -74,7 +74,11 @@ def measure(point: Point) -> list[Row]:
     plans: the number of plans that the row stands for, over models, layers and machines. M, where: the words of fast
     memory and the boundary of one of these plans, only in the last row with the largest gap.
     """
-    alike = [each for each in _problems(point["quick"]) if _key(each) == (point["problem"], point["direction"])]
+    alike = [
+        candidate
+        for candidate in _problems(point["quick"])
+        if _key(candidate) == (point["problem"], point["direction"])
+    ]
     problem, uses = alike[0], len(alike)
     rows: dict[tuple[object, ...], Row] = {}
     for machine, copies in _machines(point["quick"]):

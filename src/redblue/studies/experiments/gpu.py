@@ -73,7 +73,9 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         if row["boundary"] == BOUNDARIES[0]:
             values.append(common | {"y": row["counted_bytes"], "kind": "counted"})
     low, high = min(row["y"] for row in values) / 1.2, max(row["y"] for row in values) * 1.2
-    facets = list(dict.fromkeys(f"d = {row['d']}, {each}" for row in measured_rows(rows) for each in BOUNDARIES))
+    facets = list(
+        dict.fromkeys(f"d = {row['d']}, {boundary}" for row in measured_rows(rows) for boundary in BOUNDARIES)
+    )
     ticks = alt.Axis(values=list(SHARED_KIB), format="d", grid=False)
     x = alt.X("kib:Q", title="KiB of shared memory for a block", scale=alt.Scale(type="log", padding=10), axis=ticks)
     heights = alt.Axis(values=log_ticks(low, high), format="~s", domain=False, ticks=False)

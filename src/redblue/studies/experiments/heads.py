@@ -37,7 +37,7 @@ def measure(point: Point) -> list[Row]:
             continue
     if not counts:
         return [point | {"schedule": None, "words_per_head": None}]
-    best = min(counts, key=lambda each: each.words)
+    best = min(counts, key=lambda candidate: candidate.words)
     share = M_WORDS // heads
     return [
         point
@@ -61,7 +61,7 @@ def fitting(rows: list[Row]) -> list[Row]:
 def growth(rows: list[Row], d: int) -> dict[int, float]:
     """For each number of heads at once: words of one head, over the words of a head that runs alone."""
     words = {row["heads"]: row["words_per_head"] for row in fitting(rows) if row["d"] == d}
-    return {heads: each / words[1] for heads, each in words.items()}
+    return {heads: total / words[1] for heads, total in words.items()}
 
 
 def figure(rows: list[Row]) -> alt.LayerChart:

@@ -45,10 +45,10 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     bound = [{"facet": facet[d], "M": words, "floor": floor, "low": least[d]} for (d, words), floor in floors.items()]
     heights = [*floors.values(), *(row["y"] for row in values), *(row["at"] for row in dots)]
     lines = [
-        {"facet": facet[d], "M": each.over_d2 * d * d, "label": each.label}
+        {"facet": facet[d], "M": change.over_d2 * d * d, "label": change.label}
         for d in sizes
-        for each in changes
-        if GRID[0] <= each.over_d2 * d * d <= GRID[-1]
+        for change in changes
+        if GRID[0] <= change.over_d2 * d * d <= GRID[-1]
     ]
     x = alt.X(
         "M:Q",

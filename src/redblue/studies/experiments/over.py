@@ -67,8 +67,8 @@ class Over:
 
     def tables(self, rows: list[Row]) -> list[Table]:
         lines = [
-            (str(d), f"`{each.small}` to `{each.large}`", *map(_over, (each.over_d2, counted, measured)))
-            for d, each, counted, measured in self.places(rows)
+            (str(d), f"`{change.small}` to `{change.large}`", *map(_over, (change.over_d2, counted, measured)))
+            for d, change, counted, measured in self.places(rows)
         ]
         columns = ("d", "change", "leading order", "exact counts", "measurements")
         return [Table("The cache size M at which the best schedule changes", columns, lines, 2), measured_table(rows)]
@@ -77,10 +77,10 @@ class Over:
         """Where the best schedule changes, and how far measurements lie above counts, in sentences."""
         sentences = []
         for change in self.changes:
-            places = [values_of_kinds for _, each, *values_of_kinds in self.places(rows) if each is change]
+            places = [values_of_kinds for _, own_change, *values_of_kinds in self.places(rows) if own_change is change]
             texts = []
             for name, values in zip(("exact counts", "measurements"), zip(*places, strict=True), strict=True):
-                positions = [f"{each:.2f}" for each in sorted(filter(None, values))]
+                positions = [f"{position:.2f}" for position in sorted(filter(None, values))]
                 span = " to ".join(dict.fromkeys((positions[0], positions[-1]))) if positions else ""
                 texts += [f"at {span} d² ({name})"] if span else []
             if texts:

@@ -10,7 +10,7 @@ def page(result: Result) -> str:
     """Write the page of a result."""
     about = result.about
     findings = "\n".join(f"- {line}" for line in result.findings)
-    tables = "\n\n".join(f"## {each.title}\n\n{table(each)}" for each in about.tables(result.rows))
+    tables = "\n\n".join(f"## {shown.title}\n\n{table(shown)}" for shown in about.tables(result.rows))
     return f"""\
 # {about.title}
 
@@ -30,7 +30,7 @@ def page(result: Result) -> str:
 """
 
 
-def table(each: Table) -> str:
+def table(content: Table) -> str:
     """Write a table as Markdown."""
-    head = ["---"] * each.left + ["---:"] * (len(each.columns) - each.left)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (each.columns, head, *each.rows))
+    head = ["---"] * content.left + ["---:"] * (len(content.columns) - content.left)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (content.columns, head, *content.rows))

@@ -176,7 +176,7 @@ def identity(name: str, points: list[Point]) -> dict[str, object]:
 def machine() -> str:
     """This machine's CPU, cores, caches and system, in a line."""
     cpu = detect_cpu()
-    caches = ", ".join(f"{each.name} {each.capacity_bytes >> 10} KiB" for each in cpu.caches)
+    caches = ", ".join(f"{cache.name} {cache.capacity_bytes >> 10} KiB" for cache in cpu.caches)
     return f"{cpu.model}, {cpu.cores} cores ({caches or 'caches not known'}), {platform.system()}"
 
 

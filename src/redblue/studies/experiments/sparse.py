@@ -56,7 +56,9 @@ def measure(point: Point) -> list[Row]:
     result = comparison.points[0]
     rows = []
     for name in comparison.formats:
-        best = min((each for (_, form), each in result.counts.items() if form == name), key=lambda each: each.words)
+        best = min(
+            (counts for (_, form), counts in result.counts.items() if form == name), key=lambda counts: counts.words
+        )
         rows.append(
             point
             | {
@@ -129,8 +131,8 @@ def best_rows(rows: list[Row]) -> list[Row]:
     """For each mask, the row of the format with the fewest words."""
     masks = dict.fromkeys((row["pattern"], row["mask"]) for row in rows)
     return [
-        min((row for row in rows if (row["pattern"], row["mask"]) == each), key=lambda row: row["words"])
-        for each in masks
+        min((row for row in rows if (row["pattern"], row["mask"]) == place), key=lambda row: row["words"])
+        for place in masks
     ]
 
 

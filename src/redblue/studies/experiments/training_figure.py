@@ -42,7 +42,7 @@ def _curves(rows: list[Row]) -> list[Any]:
         groups = [group for group in curve_groups(rows) if group[SDPA]["dtype"] == dtype]
         if not groups:
             continue
-        group = max(groups, key=lambda each: (len(each), each[SDPA]["steps"], each[SDPA]["n"]))
+        group = max(groups, key=lambda candidate: (len(candidate), candidate[SDPA]["steps"], candidate[SDPA]["n"]))
         names = [name for name in COLOURS if name in group]
         values = []
         for name in names:
@@ -102,8 +102,8 @@ def _sparse(rows: list[Row]) -> list[Any]:
     steps = [row for row in of(rows, "sparse") if row["kind"] == "step"]
     if not steps:
         return []
-    row = max(steps, key=lambda each: each["n"])
-    values = [{"attention": name, "seconds": statistics.median(each)} for name, each in row["seconds"].items()]
+    row = max(steps, key=lambda step: step["n"])
+    values = [{"attention": name, "seconds": statistics.median(times)} for name, times in row["seconds"].items()]
     names = list(row["seconds"])
     colours = [
         LOOKS["standard"].light if name.startswith(SDPA) or name == NONE else LOOKS["flash"].light for name in names

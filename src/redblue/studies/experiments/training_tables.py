@@ -84,12 +84,12 @@ def attention_needed(row: Row, required: float) -> str:
 
 def tables(rows: list[Row]) -> list[Table]:
     results = [make(rows) for make in MAKERS]
-    return [each for each in [*results, _not_run(rows)] if each.rows]
+    return [table for table in [*results, _not_run(rows)] if table.rows]
 
 
 def _titled(rows: list[Row], part: str, title: str) -> str:
     sizes = {row["quick"] for row in rows if row["part"] == part}
-    return f"{title} ({', '.join(SIZES[each] for each in sorted(sizes))})"
+    return f"{title} ({', '.join(SIZES[size] for size in sorted(sizes))})"
 
 
 def _curves(rows: list[Row]) -> Table:
@@ -192,10 +192,10 @@ def _sparse(rows: list[Row]) -> Table:
         for name in seconds:
             kind = name.rpartition(", ")[2]
             over = [
-                f"{median_speedup(seconds, name, f'{each}, dense'):.2f}" if name != f"{each}, dense" else ""
-                for each in (SDPA, REDBLUE)
+                f"{median_speedup(seconds, name, f'{base}, dense'):.2f}" if name != f"{base}, dense" else ""
+                for base in (SDPA, REDBLUE)
             ]
-            required = [str(REQUIRED_SPARSE[each]) for each in (SDPA, REDBLUE)]
+            required = [str(REQUIRED_SPARSE[base]) for base in (SDPA, REDBLUE)]
             bars = " / ".join(required) if name == sparse and row["n"] == 16_384 else ""
             density = f"{row['density'][kind]:.1%}" if kind in row["density"] else ""
             lines.append((f"{row['n']:,}", name, density, f"{statistics.median(seconds[name]):.3f}", *over, bars))
@@ -349,7 +349,7 @@ def _memory_findings(rows: list[Row]) -> list[str]:
             over.append((by_name[REDBLUE]["peak_bytes"] / by_name[SDPA]["peak_bytes"], by_name[REDBLUE]))
     if not over:
         return []
-    most, row = max(over, key=lambda each: each[0])
+    most, row = max(over, key=lambda pair: pair[0])
     if most <= 1:
         return [f"The peak memory with `redblue` is never higher than with {SDPA}."]
     where = f"`{row['part']}`, n {row['n']:,}, {TYPES[row['dtype']]}"
@@ -373,8 +373,8 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
     steps = [row for row in of(rows, "sparse") if row["kind"] == "step"]
     if not steps:
         return []
-    row, sparse = max(steps, key=lambda each: each["n"]), f"{REDBLUE}, block-sparse"
-    over = {each: median_speedup(row["seconds"], sparse, f"{each}, dense") for each in (REDBLUE, SDPA)}
+    row, sparse = max(steps, key=lambda step: step["n"]), f"{REDBLUE}, block-sparse"
+    over = {base: median_speedup(row["seconds"], sparse, f"{base}, dense") for base in (REDBLUE, SDPA)}
     return [
         f"At n {row['n']:,}, a block-sparse step ({row['density']['block-sparse']:.1%} of the pairs) is "
         f"{over[REDBLUE]:.1f} times as fast as `redblue`'s dense step, and {over[SDPA]:.1f} times as fast as PyTorch's "

@@ -115,4 +115,4 @@ def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[
         kind = "bound" if bound.proved else "order only"
         # Some bounds hold for some capacities only
         words = (by_name[name].words if name in by_name else None for by_name in bounds)
-        yield Series(name, kind, tuple(_over(each, pairs) for each in words))
+        yield Series(name, kind, tuple(_over(value, pairs) for value in words))

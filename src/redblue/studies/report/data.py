@@ -120,15 +120,15 @@ class Report:
             "checks": [
                 asdict(check) | {"problem": describe(check.problem), "passed": check.passed} for check in self.checks
             ],
-            "measured": [each.to_dict() for each in self.measured],
+            "measured": [measurement.to_dict() for measurement in self.measured],
             "results": [
                 {
-                    "experiment": each.experiment,
-                    "command": each.command,
-                    "made": each.provenance,
-                    "findings": each.findings,
+                    "experiment": result.experiment,
+                    "command": result.command,
+                    "made": result.provenance,
+                    "findings": result.findings,
                 }
-                for each in self.results
+                for result in self.results
             ],
         }
 

@@ -30,7 +30,7 @@ def render(report: Report) -> str:
     curves = report.curves
     charts = {
         "figures": [figures.words_figure(curve).to_dict(validate=False) | {"config": {}} for curve in curves],
-        "results": {each.experiment: _responsive(each) for each in report.results},
+        "results": {result.experiment: _responsive(result) for result in report.results},
         "themes": {scheme: style.config(scheme) for scheme in style.COLOURS},
     }
     return _template().render(
@@ -88,7 +88,9 @@ def _template() -> jinja2.Template:
         "limit": limit_text,
         "nesting": nesting_text,
         "plain": plain,
-        "measured_class": lambda report: "fail" if any(each.failed for each in report.measured) else "pass",
+        "measured_class": lambda report: (
+            "fail" if any(measurement.failed for measurement in report.measured) else "pass"
+        ),
         "measured_verdict": measured_verdict,
         "ratio": ratio,
         "share": share,

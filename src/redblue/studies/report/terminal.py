@@ -69,21 +69,24 @@ def _measured(report: Report) -> Iterator[RenderableType]:
     if not report.measured:
         return
     lines = table(("shape\nwhat was run",), ("time\nof peak", "plan", "PyTorch", "words\nbound"), title=MEASURED)
-    for shape, each in zip(report.shapes, report.measured, strict=True):
-        run = each.run
+    for shape, measurement in zip(report.shapes, report.measured, strict=True):
+        run = measurement.run
         if run is None or run.failure:
-            style, text = ("bold red", f"FAILED: {run.failure}") if run else ("dim", f"not run: {each.why}")
-            lines.add_row(Text.assemble(each.label, (f"\n{text}", style)), "-", "-", "-", "-")
+            style, text = ("bold red", f"FAILED: {run.failure}") if run else ("dim", f"not run: {measurement.why}")
+            lines.add_row(Text.assemble(measurement.label, (f"\n{text}", style)), "-", "-", "-", "-")
             continue
         lines.add_row(
-            Text.assemble(each.label, (f"\n{each.cut}, {shape.problem.dtype}", "dim")),
+            Text.assemble(measurement.label, (f"\n{measurement.cut}, {shape.problem.dtype}", "dim")),
             f"{time(run.seconds)}\n{share(run.peak_share)}",
             time(run.plan_seconds),
             _pytorch(run),
             f"{amount(run.words)}\n{amount(run.bound_words)}",
         )
     yield lines
-    yield Text(measured_verdict(report), style="bold red" if any(each.failed for each in report.measured) else "green")
+    yield Text(
+        measured_verdict(report),
+        style="bold red" if any(measurement.failed for measurement in report.measured) else "green",
+    )
 
 
 MEASURED = "Measured on this machine"
@@ -108,12 +111,15 @@ def _pytorch(run: Run) -> str:
 
 def measured_verdict(report: Report) -> str:
     """The result of the measurements, in a sentence."""
-    runs, failed = [each for each in report.measured if each.run], sum(each.failed for each in report.measured)
+    runs, failed = (
+        [measurement for measurement in report.measured if measurement.run],
+        sum(measurement.failed for measurement in report.measured),
+    )
     if not runs:
         return "Nothing was run on this machine: no kernel supports these shapes."
     if failed:
         return f"{failed} of {len(runs)} runs on this machine FAILED: no time is given for them."
-    cut = any(each.run.pieces > 1 for each in runs if each.run)
+    cut = any(measurement.run.pieces > 1 for measurement in runs if measurement.run)
     exception = " (more where the keys are cut into pieces)" if cut else ""
     agree = "The only run on this machine agrees" if len(runs) == 1 else f"All {len(runs)} runs on this machine agree"
     return f"{agree} with float64; words equal their schedules' counts{exception}."

@@ -54,7 +54,7 @@ class Point:
     @property
     def best(self) -> Count | None:
         """The count with the fewest words."""
-        return min(self.counts.values(), key=lambda each: each.words, default=None)
+        return min(self.counts.values(), key=lambda candidate: candidate.words, default=None)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _point(problem: Problem, words: int, formats: Sequence[str], names: Sequence
                 counts[schedule, name] = result
             else:
                 reasons[schedule, name] = str(result)
-    bounds = {each.name: each for each in reversed(lower_bounds(problem, words))}
-    best = max((each for each in bounds.values() if each.proved), key=lambda each: each.words)
+    bounds = {bound.name: bound for bound in reversed(lower_bounds(problem, words))}
+    best = max((bound for bound in bounds.values() if bound.proved), key=lambda bound: bound.words)
     one_mask = bounds["one mask"].words if "one mask" in bounds else 0
     return Point(words, best, one_mask, bounds["sparse"].words, counts, reasons)
 

@@ -97,7 +97,7 @@ class Sweep:
             "caches": [[cache.identity for cache in caches] for caches in self.caches],
             "schedules": list(self.schedules),
             **(
-                {"own": {each.name: fingerprint(each) for each in users(self.schedules)}}
+                {"own": {schedule.name: fingerprint(schedule) for schedule in users(self.schedules)}}
                 if users(self.schedules)
                 else {}
             ),
@@ -175,7 +175,9 @@ def _caches(axes: Mapping[str, Axis]) -> tuple[tuple[Cache, ...], ...]:
     ]
     for name in axes["memory"].values if "memory" in axes else ():
         machine = memory(name)
-        boundaries = tuple(Cache(None, machine.name, each) for each in machine.boundaries if each.capacity_bytes)
+        boundaries = tuple(
+            Cache(None, machine.name, boundary) for boundary in machine.boundaries if boundary.capacity_bytes
+        )
         if not boundaries:
             raise RedblueError(f"memory {machine.name!r} has no level of known capacity: nothing to count")
         caches.append(boundaries)

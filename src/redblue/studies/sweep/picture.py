@@ -48,7 +48,7 @@ def dimensions(sweep: Sweep) -> dict[str, Sequence[Any]]:
     if len(places) > 1 and "words" in sweep.axes:
         axes["words"] = sweep.axes["words"].labels
     elif len(places) > 1:
-        axes["memory"] = [_place(sweep, each.memory, each.boundary.name) for each in places if each.boundary]
+        axes["memory"] = [_place(sweep, place.memory, place.boundary.name) for place in places if place.boundary]
     return axes
 
 
@@ -99,7 +99,7 @@ def _places(sweep: Sweep) -> list[Cache]:
 
 def left_out(sweep: Sweep, y: str) -> list[str]:
     """The boundaries without points in a picture of seconds, because their bandwidth is not known."""
-    places = [(each.memory, each.boundary) for each in _places(sweep) if y == "seconds" and each.boundary]
+    places = [(place.memory, place.boundary) for place in _places(sweep) if y == "seconds" and place.boundary]
     return [
         _place(sweep, memory, boundary.name) for memory, boundary in places if not boundary.bandwidth_bytes_per_second
     ]
@@ -152,7 +152,7 @@ def figure(
     floors = _floors(points) if y in FLOORS else []
     number = across in sweep.axes and sweep.axes[across].is_number
     values = sorted({point["x"] for point in points}) if number else dimensions(sweep)[across]
-    heights = [each["y"] for each in (*points, *floors)]
+    heights = [drawn["y"] for drawn in (*points, *floors)]
     low, high = min(heights), max(heights)
     log = low > 0 and (high > 10 * low or (number and sweep.axes[across].geometric))
     low, high = (low / 1.25, high * 1.25) if log else (1.0 if y == "gap" else 0, high * 1.05)

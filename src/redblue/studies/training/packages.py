@@ -113,5 +113,7 @@ def needed(fields: dict[str, str]) -> set[str]:
     """The packages that a package's fields name, such as "libc6 (>= 2.36), perl | python3"."""
     text = ",".join(fields.get(field, "") for field in NEEDS)
     return {
-        match.group() for each in re.split(r"[,|]", text) if (match := re.match(r"\s*([a-z0-9][a-z0-9+.-]+)", each))
+        match.group()
+        for alternative in re.split(r"[,|]", text)
+        if (match := re.match(r"\s*([a-z0-9][a-z0-9+.-]+)", alternative))
     }

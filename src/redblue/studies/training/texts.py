@@ -53,7 +53,7 @@ def masked_batch(text: np.ndarray, lengths: np.ndarray, packed: bool, seed: tupl
     targets = torch.from_numpy(drawn[hidden].astype(np.int64))
     if packed:
         document = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-        symbols, positions, hidden = (torch.from_numpy(each)[None] for each in (symbols, positions, hidden))
+        symbols, positions, hidden = (torch.from_numpy(array)[None] for array in (symbols, positions, hidden))
         return Batch(symbols, positions, hidden, targets, Mask.documents(lengths), document[:, None] == document)
     real = np.arange(lengths.max()) < lengths[:, None]
     table = np.full(real.shape, PADDING)

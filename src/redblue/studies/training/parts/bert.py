@@ -49,7 +49,9 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
 
     done = Training(model, loss, point["steps"], RATE, checkpoints.path_for(folder, point, corpus.digest)).finish()
     drawn = [lengths(point, step) for step in range(point["steps"])]
-    filled = sum(each.sum() for each in drawn) / sum(len(each) * each.max() for each in drawn)
+    filled = sum(drawn_lengths.sum() for drawn_lengths in drawn) / sum(
+        len(drawn_lengths) * drawn_lengths.max() for drawn_lengths in drawn
+    )
     facts = {"text": f"{corpus.name} {corpus.digest}", "losses": rounded(done.losses), "filled": float(filled)}
     return [point | facts | {"seconds": statistics.median(done.seconds[1:] or done.seconds)}]
 

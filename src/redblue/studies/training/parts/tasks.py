@@ -93,7 +93,9 @@ def drawn(point: dict[str, Any]) -> tuple[Draw, Draw, int, int]:
 
 def of_classes(documents: list[Document], n: int) -> Draw:
     """Draw windows of n bytes of documents, both classes equally often."""
-    by_class = [[texts.as_array(each.text) for each in documents if each.group == group] for group in (0, 1)]
+    by_class = [
+        [texts.as_array(document.text) for document in documents if document.group == group] for group in (0, 1)
+    ]
 
     def draw(seed: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(seed)
