@@ -263,7 +263,10 @@ class Mask:
         return planes(self.rule)[1].shape
 
     def plane(self, i: int) -> Mask:
-        """Return the mask of the i-th batch entry and head, in row-major order of `lead`."""
+        """Return the mask of the i-th batch entry and head, in row-major order of `lead`.
+
+        Raises RedblueError unless 0 <= i < the number of batch entries and heads in `lead`.
+        """
         rules, index = planes(self.rule)
         if not 0 <= i < index.size:
             raise RedblueError(f"the mask has planes 0 to {index.size - 1}, of shape {index.shape}; got {i}")
@@ -274,7 +277,7 @@ class Mask:
         return replace(self, group=self.group * whole_number("group", group, 1))
 
     def on(self, n_q: int, n_k: int) -> Pairs:
-        """Return the attending pairs of n_q rows and n_k keys. Raises RedblueError if it does not fit."""
+        """Return the attending pairs of n_q rows and n_k keys. Raises RedblueError if the mask does not fit them."""
         return self.rule.on(n_q, n_k, self.group)
 
     def resized(self, old: tuple[int, int], new: tuple[int, int]) -> Mask:

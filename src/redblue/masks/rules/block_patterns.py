@@ -44,7 +44,7 @@ class Butterfly(Rule):
 class BigBird(Rule):
     """A block attends the blocks of a window around the diagonal, the first blocks, and random ones.
 
-    window: blocks, an odd number. first: number of blocks at the start that attend all blocks and that all attend.
+    window: blocks, an odd number. first: number of blocks at the start that attend, and are attended by, all blocks.
     random: blocks drawn for each row of blocks, from all blocks. seed: the seed of the draw.
     """
 
