@@ -182,9 +182,9 @@ def _call(call: Call) -> Callable[[], object]:
         return torch.empty(shape, dtype=dtype)
 
     if call.page:
-        each = -(-call.n // call.page)
-        table, lengths = torch.arange(call.batch * each).view(call.batch, each), torch.full((call.batch,), call.n)
-        keys, values = (array(call.batch * each, call.page, call.key_heads, width) for width in (call.d, call.values))
+        pages = -(-call.n // call.page)
+        table, lengths = torch.arange(call.batch * pages).view(call.batch, pages), torch.full((call.batch,), call.n)
+        keys, values = (array(call.batch * pages, call.page, call.key_heads, width) for width in (call.d, call.values))
         q = array(call.batch, call.n_q, call.heads, call.d)
         return lambda: rb.attention_paged(q, keys, values, table, lengths)
     q = array(call.batch, call.heads, call.n_q, call.d)

@@ -33,13 +33,20 @@ def draw(
     about: dict[str, Any], peaks: Mapping[str, float], times: Mapping[Call, Mapping[str, float]], path: Path
 ) -> None:
     """Write an SVG file; write nothing if there are no points."""
-    panels, names = [], [name for name in CONTENDERS if any(name in each for each in times.values())]
+    panels, names = (
+        [],
+        [name for name in CONTENDERS if any(name in seconds_by_name for seconds_by_name in times.values())],
+    )
     for direction in ("forward", "backward"):
         for causal in (False, True):
-            chosen = {c: each for c, each in times.items() if (c.direction, c.causal) == (direction, causal)}
-            dense = {c: each for c, each in chosen.items() if c.density == 1 and not c.decodes}
+            chosen = {
+                c: seconds_by_name
+                for c, seconds_by_name in times.items()
+                if (c.direction, c.causal) == (direction, causal)
+            }
+            dense = {c: seconds_by_name for c, seconds_by_name in chosen.items() if c.density == 1 and not c.decodes}
             for varied, fixed, value in PANELS:
-                some = {c: each for c, each in dense.items() if getattr(c, fixed) == value}
+                some = {c: seconds_by_name for c, seconds_by_name in dense.items() if getattr(c, fixed) == value}
                 if len({getattr(c, varied) for c in some}) > 1:
                     title = f"{direction}{', causal' * causal}, {NAMED[fixed]} {value}"
                     panels.append(panel(title, varied, some, peaks, names))
@@ -57,8 +64,8 @@ def panel(
     roof = max(peaks[call.dtype] for call in times)
     points = [
         {varied: getattr(call, varied), "contender": name, "rate": call.flops / seconds / 1e12}
-        for call, each in times.items()
-        for name, seconds in each.items()
+        for call, seconds_by_name in times.items()
+        for name, seconds in seconds_by_name.items()
     ]
     looks = [CONTENDERS[name] for name in names]
     legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)

@@ -102,7 +102,7 @@ def cases(spread: bool) -> Iterator[Case]:
     """All cases, those that compile fast first; spread: only the few that tests compile."""
     plain, some = (
         [("", d) for d in HEAD_DIMENSIONS],
-        [(each, d) for each in OPTIONS for d in HEAD_DIMENSIONS_WITH_OPTIONS],
+        [(option, d) for option in OPTIONS for d in HEAD_DIMENSIONS_WITH_OPTIONS],
     )
     for dtype, calls in (("float16", plain), ("float16", some), ("bfloat16", plain), ("float32", plain)):
         for options, d in calls:

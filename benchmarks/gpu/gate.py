@@ -52,7 +52,7 @@ class Gate:
         parts = zip(*(ends(self.call, x) for x in results), strict=True)
         errors = [relative_errors(list(part), exact) for part, exact in zip(parts, self.exact, strict=True)]
         factor = MAX_OURS if name in OURS else MAX_PEER
-        worst = [max(each) for each in zip(*errors, strict=True)]
+        worst = [max(errors_of_head) for errors_of_head in zip(*errors, strict=True)]
         if all(within(error, allowed, factor) for error, allowed in zip(errors, self.allowed, strict=True)):
             return worst
         if name in OURS:

@@ -39,11 +39,11 @@ def _over(title: str, must: float, peers: tuple[str, ...], *calls: Call) -> Limi
     """The time of the best peer that supports all calls, over redblue's time."""
 
     def value(times: Times, bandwidth: float) -> float | None:
-        each = [times.get(call, {}) for call in calls]
+        measured = [times.get(call, {}) for call in calls]
         totals = [
-            sum(seconds_by_name[name] for seconds_by_name in each)
+            sum(seconds_by_name[name] for seconds_by_name in measured)
             for name in peers
-            if all(name in seconds_by_name for seconds_by_name in each)
+            if all(name in seconds_by_name for seconds_by_name in measured)
         ]
         ours = [_ours(times, call) or 0 for call in calls]
         return min(totals) / sum(ours) if totals and all(ours) else None

@@ -173,12 +173,14 @@ def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backwar
 
 def paged(case: Case, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The output on keys and values in pages, in reverse order."""
-    q, each = arrays["q"], -(-case.n_k // case.page)
-    pages = torch.arange(2 * each).flip(0).view(2, each)
+    q, per_sequence = arrays["q"], -(-case.n_k // case.page)
+    pages = torch.arange(2 * per_sequence).flip(0).view(2, per_sequence)
 
     def in_pages(x: torch.Tensor) -> torch.Tensor:
-        x = torch.nn.functional.pad(x, (0, 0, 0, -case.n_k % case.page)).view(2, case.kv_heads, each, case.page, -1)
-        return x.permute(0, 2, 3, 1, 4).reshape(2 * each, case.page, case.kv_heads, -1).flip(0).contiguous()
+        x = torch.nn.functional.pad(x, (0, 0, 0, -case.n_k % case.page)).view(
+            2, case.kv_heads, per_sequence, case.page, -1
+        )
+        return x.permute(0, 2, 3, 1, 4).reshape(2 * per_sequence, case.page, case.kv_heads, -1).flip(0).contiguous()
 
     keys, values, lengths = in_pages(arrays["k"]), in_pages(arrays["v"]), torch.full((2,), case.n_k)
     out = rb.attention_paged(q.transpose(1, 2).contiguous(), keys, values, pages, lengths)

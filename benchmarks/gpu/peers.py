@@ -88,8 +88,10 @@ def _ours(call: Call) -> Callable[..., Tensor]:
 
 def _paged(call: Call) -> Callable[..., Tensor]:
     """Attention on keys and values in pages of random order. The first call builds the pages."""
-    each = -(-call.n // call.page)
-    table = torch.randperm(call.batch * each, generator=torch.Generator().manual_seed(0)).view(call.batch, each)
+    per_sequence = -(-call.n // call.page)
+    table = torch.randperm(call.batch * per_sequence, generator=torch.Generator().manual_seed(0)).view(
+        call.batch, per_sequence
+    )
     lengths = torch.full((call.batch,), call.n)
     caches: list[Tensor] = []
 

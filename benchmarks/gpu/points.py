@@ -61,7 +61,7 @@ class Kept:
         for point in self.points:
             if point.seconds:
                 seconds.setdefault(point.call, {})[point.contender] = point.seconds
-        return {call: medians(each) for call, each in seconds.items()}
+        return {call: medians(by_name) for call, by_name in seconds.items()}
 
     def write(self, path: Path) -> None:
         facts = {"about": self.about, "peaks": self.peaks, "copy": self.copy}
@@ -71,13 +71,13 @@ class Kept:
     @classmethod
     def read(cls, path: Path) -> Kept:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        points = [Point(**each | {"call": Call(**each["call"])}) for each in kept["points"]]
+        points = [Point(**point | {"call": Call(**point["call"])}) for point in kept["points"]]
         return cls(kept["about"], kept["peaks"], points, kept.get("copy", 0.0))
 
 
 def about(dry: bool) -> dict[str, Any]:
     """The device and the versions. Kept results are only reused if all of these facts are equal."""
-    versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
+    versions = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
     facts: dict[str, Any] = {
         **fingerprint("none: dry" if dry else torch.cuda.get_device_name()),
         "versions": {name: versions.get(name, "not installed") for name in PACKAGES},

@@ -26,22 +26,22 @@ def amount(point: Point, seconds: float, kept: Kept) -> tuple[str, str]:
     return f"{rate:.1f} TFLOP/s", f"{rate / kept.peaks[call.dtype]:.0%}" if call.dtype in kept.peaks else ""
 
 
-def shown(value: float | None, each: Limit) -> tuple[str, str]:
+def shown(value: float | None, limit: Limit) -> tuple[str, str]:
     """The value as text, and whether it meets the limit."""
     if value is None:
         return "", "not measured"
-    met = value >= each.must
-    return f"{value:.2f} {each.unit}" if each.unit == "x" else f"{value:.0f} {each.unit}", "pass" if met else "FAIL"
+    met = value >= limit.must
+    return f"{value:.2f} {limit.unit}" if limit.unit == "x" else f"{value:.0f} {limit.unit}", "pass" if met else "FAIL"
 
 
 def show(kept: Kept, console: Console) -> None:
     times = kept.times()
     title = f"{kept.about['device']}, {kept.days}"
     made = table(("must reach on an H100, B1 H32 n8192 bf16",), ("must", "measured", ""), title=title)
-    for each in limits():
-        value, met = shown(each.value(times, kept.copy), each)
-        must = f"{each.must:g} {each.unit}" if each.must else ""
-        made.add_row(each.what, must, value, met if each.must else "", style="red" if met == "FAIL" else None)
+    for limit in limits():
+        value, met = shown(limit.value(times, kept.copy), limit)
+        must = f"{limit.must:g} {limit.unit}" if limit.must else ""
+        made.add_row(limit.what, must, value, met if limit.must else "", style="red" if met == "FAIL" else None)
     rates = table(("call", "contender"), ("rate", "of the peak", "largest error"))
     last: Call | None = None
     for point in sorted(kept.points, key=_order):

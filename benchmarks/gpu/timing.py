@@ -42,7 +42,8 @@ class Device:
             run()
         warm = self._timed([(name, run, 1.0) for name, run in runs.items()])
         counts = {
-            name: min(MAX_COUNT, max(MIN_COUNT, int(SECONDS / max(each[0], 1e-6)))) for name, each in warm.items()
+            name: min(MAX_COUNT, max(MIN_COUNT, int(SECONDS / max(warm_times[0], 1e-6))))
+            for name, warm_times in warm.items()
         }
         turns = []
         for i in range(max(counts.values())):
@@ -99,4 +100,4 @@ def copied_bytes_per_second(device: Device | Dry, size_bytes: int = COPY_BYTES) 
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(each) for name, each in times.items() if each}
+    return {name: statistics.median(seconds) for name, seconds in times.items() if seconds}

@@ -156,6 +156,8 @@ def _device_gone() -> str:
 
 def reason_of(failure: BaseException, caught: list[warnings.WarningMessage]) -> str:
     """The reason of a failure, including the warnings in which PyTorch explains it."""
-    reasons = [str(each.message).split(" (Triggered")[0] for each in caught if issubclass(each.category, UserWarning)]
+    reasons = [
+        str(warning.message).split(" (Triggered")[0] for warning in caught if issubclass(warning.category, UserWarning)
+    ]
     text = "; ".join([f"{type(failure).__name__}: {failure}", *dict.fromkeys(reasons)])
     return " ".join(text.split())[:TOLD]

@@ -86,7 +86,7 @@ def contenders(name: str, n: int, mask: rb.Mask, placement: str) -> dict[str, Ca
     arguments = q, k, longest, k_longest, 1, rows
 
     def llama3(*x: Any) -> Any:
-        packed = (each[0] for each in x)
+        packed = (array[0] for array in x)
         return rings.llama3_flash_attn_varlen_func(*packed, *arguments, causal=True, window_size=window)[None]
 
     ulysses = yunchang.UlyssesAttention()
@@ -156,7 +156,7 @@ def main() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = links.INTERFACE if names else "lo"
         arguments = options.n, options.heads, options.rounds
         seconds = local.run(measure, options.processes, *arguments, namespaces=names)[0]
-    figures = {name: compared(each) for name, each in seconds.items()}
+    figures = {name: compared(rows_of_mask) for name, rows_of_mask in seconds.items()}
     for mask, rows in figures.items():
         for name, kinds in rows.items():
             row = "  ".join(f"{k} {x['seconds']:.3f} s, x {x['over_redblue']:.2f}" for k, x in kinds.items())

@@ -89,7 +89,7 @@ def about_bytes(result: dict[str, Any], processes: int, gbit: float) -> dict[str
 def about_times(result: dict[str, Any], processes: int, gbit: float) -> dict[str, Any]:
     """The medians, the time of the bytes on the link, and the ratios of the medians and of the least times."""
     seconds = result["seconds"]
-    medians = {f"{name}_s": statistics.median(each) for name, each in seconds.items()}
+    medians = {f"{name}_s": statistics.median(rounds) for name, rounds in seconds.items()}
     link = result["most_bytes"] / (gbit * 1e9 / 8)
     least = min(seconds["call"]) / max(min(seconds["computing"]), link)  # least affected by other programs
     longer = max(medians["computing_s"], link)

@@ -105,7 +105,11 @@ def crossing(rows: list[Row], first: str, second: str, quantity: str) -> float |
     for row in rows:
         if getattr(row, quantity):
             amounts.setdefault(row.d, {})[row.schedule] = getattr(row, quantity)
-    ratios = [(d, each[first] / each[second]) for d, each in sorted(amounts.items()) if {first, second} <= set(each)]
+    ratios = [
+        (d, by_schedule[first] / by_schedule[second])
+        for d, by_schedule in sorted(amounts.items())
+        if {first, second} <= set(by_schedule)
+    ]
     for (d, low), (wider, high) in pairwise(ratios):
         if low <= 1 < high:
             return (d + (wider - d) * (1 - low) / (high - low)) ** 2 / rows[0].capacity_words
@@ -125,7 +129,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     facts = json.loads(path.read_text(encoding="utf-8"))
     columns = facts.pop("columns")
     records = (dict(zip(columns, row, strict=True)) for row in facts.pop("rows"))
-    return facts, [Row(**{key: value for key, value in each.items() if value is not None}) for each in records]
+    return facts, [Row(**{key: value for key, value in record.items() if value is not None}) for record in records]
 
 
 def show(facts: dict[str, Any], rows: list[Row], console: Console) -> None:
@@ -171,8 +175,8 @@ def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
     from benchmarks.small_cache import figure as small_cache_figure
 
     known = {"n": N, "word_bytes": WORD_BYTES}
-    each = [asdict(row) | {"d2_over_M": row.d2_over_M} | known for row in rows]
-    small_cache_figure.draw(facts, each, crossings(rows), path)
+    records = [asdict(row) | {"d2_over_M": row.d2_over_M} | known for row in rows]
+    small_cache_figure.draw(facts, records, crossings(rows), path)
 
 
 def arguments() -> argparse.Namespace:

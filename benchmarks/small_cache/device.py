@@ -244,7 +244,7 @@ def _count_bytes(rows: list[Row], end: float, write: Any, console: Console) -> N
         except RedblueError as error:
             console.print(f"no bytes: {error}", style="yellow", highlight=False)
             return
-        moved = {row.launch: each for row, each in zip(todo, counts, strict=True)}
+        moved = {row.launch: bytes_of_levels for row, bytes_of_levels in zip(todo, counts, strict=True)}
         bound = rb.lower_bound(small_cache.problem(direction, d), words=l2_words).words * WORD_BYTES
         for row in timed:
             if row.launch in moved:

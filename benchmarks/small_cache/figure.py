@@ -38,7 +38,7 @@ def draw(
     rows, crossings = list(rows), list(crossings)
 
     def feet(way: str, quantity: str) -> list[dict[str, Any]]:
-        return [each for each in crossings if (each["direction"], each["what"]) == (way, quantity)]
+        return [crossing for crossing in crossings if (crossing["direction"], crossing["what"]) == (way, quantity)]
 
     panels = [
         words(f"{way}: words, counted", [row for row in rows if row["direction"] == way], feet(way, "words"))

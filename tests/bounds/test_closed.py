@@ -34,8 +34,8 @@ def gain(direction, d, d_v, w):
             a, b = (d + d_v) ** 2, (d + d_v) * (2 * d + d_v)
         else:
             a, b = weight_of_o(d, d_v), 2 * d * (2 * d + d_v)
-        each = max(a / (d_v if d_v <= d else math.sqrt(d * d_v)), b / d)
-        whole, crossing = (w - t) ** 2 / 4 / (a + b), np.sqrt(t) * (w - t) / 2 * each / (a + b)
+        factor = max(a / (d_v if d_v <= d else math.sqrt(d * d_v)), b / d)
+        whole, crossing = (w - t) ** 2 / 4 / (a + b), np.sqrt(t) * (w - t) / 2 * factor / (a + b)
     return (whole + np.minimum(t, crossing)).max()
 
 
@@ -142,7 +142,7 @@ def test_no_set_of_words_makes_more_products_than_theorem_6_says(direction, n, d
         pytest.skip("V is computed, so its words are counted by those of A3")
 
     def share(sets):
-        words = sum(int(each.sum()) for each in sets.values())
+        words = sum(int(chosen.sum()) for chosen in sets.values())
         limit = ((words + words**2 / 4 / min(d, d_v) ** 2) / 3) ** 1.5
         return weighted(direction, steps_of_a_phase(direction, sets)[0]) / max(limit, 1e-9)
 
@@ -168,7 +168,7 @@ def whole_steps(direction, sets, d, d_v):
     q, k, c, v = (sets[name] for name in ("q", "k", "c", "v"))
     rows_s, keys_s = q.all(axis=1), k.all(axis=1)
     rows, keys = rows_s & c.all(axis=1), keys_s & v.all(axis=1)
-    words = sum(int(each.sum()) for each in sets.values())
+    words = sum(int(chosen.sum()) for chosen in sets.values())
     both, scores = np.outer(rows, keys), np.outer(rows_s, keys_s)
     g = (both * (sets["g"].astype(int).sum(axis=1)[:, None])).sum()
     if direction == "backward":

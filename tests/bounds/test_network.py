@@ -161,7 +161,9 @@ def test_a_square_mesh_meets_the_bound_for_balanced_work(world):
     forward = Problem(65_536, 65_536, 64)
     words = mesh_words(forward, side, side)
     for name in ("rectangles", "any algorithm"):
-        (bound,) = (each for each in network_bounds(forward, world, work="balanced") if each.name == name)
+        (bound,) = (
+            candidate for candidate in network_bounds(forward, world, work="balanced") if candidate.name == name
+        )
         assert 0.999 * words < bound.both_words <= words, name
         assert bound.most_words == words // 2
         assert world * bound.most_words <= bound.words * 1.001
@@ -215,7 +217,7 @@ def test_phases_bind_where_memory_is_small():
 @given(problem=problems(), world=st.integers(1, 6), shares=st.sampled_from(["tokens", "balanced", "any"]))
 def test_weaker_assumptions_give_weaker_bounds(problem, world, shares):
     bounds = {work: network_bounds(problem, world, 4000, work=work, shares=shares) for work in ("balanced", "any")}
-    for strong, weak in zip(*(sorted(each, key=lambda b: b.name) for each in bounds.values()), strict=True):
+    for strong, weak in zip(*(sorted(own, key=lambda b: b.name) for own in bounds.values()), strict=True):
         assert strong.name == weak.name
         assert 0 <= weak.both_words <= strong.both_words
         assert 0 <= weak.words <= strong.words

@@ -19,9 +19,9 @@ def work(c):
     pairs = []
     for process in range(c.grid.processes):
         row, col, _ = c.grid.place(process)
-        nodes = [c.grid.node(row, each) for each in range(c.grid.cols)]
+        nodes = [c.grid.node(row, place) for place in range(c.grid.cols)]
         queries = [c.queries.positions[shard] for node in nodes for shard in node]
-        nodes = [c.grid.node(each, col) for each in range(c.grid.rows)]
+        nodes = [c.grid.node(place, col) for place in range(c.grid.rows)]
         keys = [c.keys.positions[shard] for node in nodes for shard in node]
         live = attends[np.ix_(np.concatenate(queries), np.concatenate(keys))].sum()
         pairs.append(int(live) * p.batch * p.heads // c.grid.head_parts)

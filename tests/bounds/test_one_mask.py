@@ -31,7 +31,7 @@ def fewest(problem, words):
 
 
 def proved(problem, words):
-    return {each.name: each.words for each in lower_bounds(problem, words, p_given=True) if each.proved}
+    return {bound.name: bound.words for bound in lower_bounds(problem, words, p_given=True) if bound.proved}
 
 
 @examples(25)

@@ -45,7 +45,7 @@ def assert_below_counts(problem, words):
     names = list_schedules(problem.direction)
     with_p = [name for name in names if schedules.get(name).takes_p(problem.direction)]
     without, least = (best_count(problem, words, some) for some in ({*names} - {*with_p}, with_p))
-    least = min((each for each in (without, least) if each is not None), default=None)
+    least = min((words_of for words_of in (without, least) if words_of is not None), default=None)
     for bound in lower_bounds(problem, words):
         limit = without if "P is not given" in bound.conditions else least
         assert not bound.proved or limit is None or bound.words <= limit, (problem, words, bound)

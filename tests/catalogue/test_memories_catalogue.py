@@ -69,10 +69,10 @@ def test_machines_of_every_family():
         "microcontroller": {"STMicroelectronics": ["Cortex-M7"], "Espressif": ["ESP32-S3"]},
     }
     wanted = {
-        (kind, who, each)
+        (kind, who, part)
         for kind, makers in families.items()
         for who, kinds_of_maker in makers.items()
-        for each in kinds_of_maker
+        for part in kinds_of_maker
     }
     assert wanted <= kinds
 

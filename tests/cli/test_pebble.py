@@ -51,7 +51,7 @@ def test_tables_say_what_is_proved(tmp_path):
 def test_bounds():
     bounds = data("bound", "fft:4", "--red", 3, "--rules", "one-shot")["bounds"]
     assert bounds[0]["words"] >= bounds[-1]["words"]
-    assert {"compulsory", "partition"} <= {each["method"] for each in bounds}
+    assert {"compulsory", "partition"} <= {bound["method"] for bound in bounds}
     assert "compulsory" in run("bound", "fft:4", "-m", "h100-sxm").output
 
 

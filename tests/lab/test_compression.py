@@ -70,7 +70,7 @@ def test_a_broken_message_fails():
     run = protocol("small_cache", Problem(16, 16, 6), 60)
     arrays = run.draw(3)
     truth = run.products(arrays).reshape(-1)
-    phase = next(each for each in run.phases[1:] if len(each.pairs) > 8)
+    phase = next(candidate for candidate in run.phases[1:] if len(candidate.pairs) > 8)
     message = run.encode(arrays, phase)
     matters = []
     for place in range(len(message)):

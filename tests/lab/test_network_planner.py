@@ -27,7 +27,7 @@ def every_candidate(problem, machines, placements=("contiguous", "zigzag", "stri
 def test_on_a_slow_link_no_layout_takes_less_time(mask, direction):
     problem, machines = Problem(512, 512, 32, heads=4, kv_heads=4, mask=mask, direction=direction), cluster(SLOW)
     chosen, seconds = best_candidate(problem, machines)
-    times = [each.network_seconds for each in every_candidate(problem, machines)]
+    times = [candidate.network_seconds for candidate in every_candidate(problem, machines)]
     assert chosen.network_seconds <= 1.0001 * min(times)
     assert set(seconds) == set(network.SCHEDULES)
     assert min(seconds.values()) == pytest.approx(chosen.network_seconds)
@@ -37,8 +37,8 @@ def test_the_pairs_of_all_processes_are_those_of_the_mask():
     machines = cluster(SLOW)
     for mask in (Mask.full(), Mask.causal(), Mask.documents([100, 28])):
         problem = Problem(128, 128, 8, heads=4, kv_heads=2, batch=3, mask=mask)
-        for each in every_candidate(problem, machines):
-            assert sum(each.pairs) == 3 * 4 * mask.nnz(128, 128), (each.schedule, each.layout.grid)
+        for candidate in every_candidate(problem, machines):
+            assert sum(candidate.pairs) == 3 * 4 * mask.nnz(128, 128), (candidate.schedule, candidate.layout.grid)
 
 
 @pytest.mark.thorough

@@ -109,7 +109,7 @@ def test_a_layout_of_all_true_counts_like_the_full_mask():
             full = Problem(13, 15, 6, direction=direction)
             blocks = dataclasses.replace(full, mask=everything)
             words = 300 if schedule.name == "gradient_x_once" else 150  # so that it holds all keys
-            a, b = (count(schedule.name, each, words=words) for each in (full, blocks))
+            a, b = (count(schedule.name, problem, words=words) for problem in (full, blocks))
             assert (a.words, a.peak, a.tiles) == (b.words, b.peak, b.tiles)
 
 

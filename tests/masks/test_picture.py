@@ -39,7 +39,7 @@ def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
         for j in range(0, n_k, cols):
             tile = dense[i : i + rows, j : j + cols]
             tiles[i // rows, j // cols] = int(tile.sum()), tile.size
-    live = {place: each for place, each in tiles.items() if each[0]}
+    live = {place: counts for place, counts in tiles.items() if counts[0]}
     assert dict(zip(zip(*result[:2], strict=True), zip(*result[2:4], strict=True), strict=True)) == live
     full = sum(pairs == area for pairs, area in live.values())
     assert (result.tiles, result.empty) == (len(tiles), len(tiles) - len(live))
@@ -64,14 +64,14 @@ def test_a_million_tokens_cost_what_their_tiles_cost():
 def test_pictures_of_few_pairs_show_each(data, n_q, n_k):
     mask, dense = data.draw(compositions(n_q, n_k, most=2))
     drawn = np.zeros((n_q, n_k), int)
-    for each in chart(mask, n_q, n_k).to_dict()["data"]["values"]:
-        drawn[each["query"] : each["query_end"], each["key"] : each["key_end"]] += 1
+    for box in chart(mask, n_q, n_k).to_dict()["data"]["values"]:
+        drawn[box["query"] : box["query_end"], box["key"] : box["key_end"]] += 1
     assert np.array_equal(drawn, dense)
 
 
 def test_pictures_of_many_pairs_show_tiles():
     values = chart(Mask.causal(), 1000, 500, tile=(100, 250)).to_dict()["data"]["values"]
-    kinds = {(each["query"], each["key"]): (each["kind"], each["key_end"]) for each in values}
+    kinds = {(box["query"], box["key"]): (box["kind"], box["key_end"]) for box in values}
     assert kinds[0, 0] == ("partial", 250)
     assert kinds[500, 0] == ("full", 500), "adjacent full tiles are drawn as one"
     assert (900, 0) not in kinds

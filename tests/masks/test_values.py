@@ -179,7 +179,7 @@ def test_resized_masks_fit(data, n_q, n_k, new_q, new_k):
 def test_a_mask_per_head_and_batch_entry(data, n_q, n_k, shape, group):
     (a, x), (b, y), (c, z) = (data.draw(leaves(n_q, n_k)) for _ in range(3))
     count = int(np.prod(shape))
-    masks, arrays = ([each[i % 2] for i in range(count)] for each in ((a, b), (x, y)))
+    masks, arrays = ([pair[i % 2] for i in range(count)] for pair in ((a, b), (x, y)))
     mask = ~(Mask.stack(masks, shape) & c)
     dense = ~(np.reshape(arrays, (*shape, n_q, n_k)) & z)
     assert mask.lead == shape

@@ -199,10 +199,10 @@ def test_leading_dimensions_broadcast_and_their_gradients_add_up():
     whole = [np.ascontiguousarray(np.broadcast_to(x, (3, 2, *x.shape[-3:]))) for x in (q, k, v)]
     assert np.array_equal(out, rb.attention(*whole))
     dq, dk, dv = rb.attention_backward(np.ones_like(out), q, k, v, out, lse)
-    each = rb.attention_backward(np.ones_like(out), *whole, out, lse)
-    assert np.array_equal(dq, each[0])
-    assert np.allclose(dk, each[1].sum(axis=0, keepdims=True), atol=1e-6)
-    assert np.allclose(dv, each[2].sum(axis=0), atol=1e-6)
+    gradients = rb.attention_backward(np.ones_like(out), *whole, out, lse)
+    assert np.array_equal(dq, gradients[0])
+    assert np.allclose(dk, gradients[1].sum(axis=0, keepdims=True), atol=1e-6)
+    assert np.allclose(dv, gradients[2].sum(axis=0), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -71,22 +71,22 @@ def test_nested_tensors_go_through_scaled_dot_product_attention(layout):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     lengths = (5, 2, 9)
-    each = [[torch.from_numpy(rng.standard_normal((n, 2, 4))).requires_grad_() for n in lengths] for _ in range(3)]
-    nested = [torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in each]
-    parts = [[x.detach() for x in each[0][:2]], [x.detach()[:, :1] for x in each[1]]]
+    sequences = [[torch.from_numpy(rng.standard_normal((n, 2, 4))).requires_grad_() for n in lengths] for _ in range(3)]
+    nested = [torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in sequences]
+    parts = [[x.detach() for x in sequences[0][:2]], [x.detach()[:, :1] for x in sequences[1]]]
     fewer, grouped = (torch.nested.as_nested_tensor(x, layout=getattr(torch, layout)).transpose(1, 2) for x in parts)
     out = rb.scaled_dot_product_attention(*nested, is_causal=True)
     assert out.is_nested
     assert out.layout == nested[0].layout
     loss = sum(part.sin().sum() for part in out.unbind())
-    gradients = torch.autograd.grad(loss, [x for of in each for x in of])
+    gradients = torch.autograd.grad(loss, [x for of in sequences for x in of])
     alone = [
         torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in sequence), is_causal=True)
-        for sequence in zip(*each, strict=True)
+        for sequence in zip(*sequences, strict=True)
     ]
     for part, expected in zip(out.unbind(), alone, strict=True):
         torch.testing.assert_close(part, expected)
-    expected = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in each for x in of])
+    expected = torch.autograd.grad(sum(x.sin().sum() for x in alone), [x for of in sequences for x in of])
     for x, y in zip(gradients, expected, strict=True):
         torch.testing.assert_close(x, y)
     with pytest.raises(rb.RedblueError, match="attn_mask is not supported for nested tensors"):

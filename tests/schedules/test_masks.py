@@ -62,7 +62,7 @@ def test_masks_that_say_the_same_count_the_same():
         for tiles in ({"rows": 7, "cols": 5, "depth": 1}, {"rows": 16, "cols": 16, "depth": 4}):
             edges = {edge: tiles[edge] for edge in schedules.get(name).passes["forward"].edges if edge in tiles}
             costs = {
-                count(name, Problem(64, 64, 8, mask=each), tiles=edges).words
-                for each in (mask, graph, dense, ~(~mask | ~graph))
+                count(name, Problem(64, 64, 8, mask=same_mask), tiles=edges).words
+                for same_mask in (mask, graph, dense, ~(~mask | ~graph))
             }
             assert len(costs) == 1, (name, tiles)

@@ -76,8 +76,8 @@ def test_results_are_those_of_one_process(processes, mask):
 @pytest.mark.parametrize("processes", [1, 2, 3, thorough(4), 5, 8, thorough(12)])
 def test_closed_forms_equal_counts(processes, placement):
     for kv_heads in (1, 2, 4):
-        for each in layouts(processes, placement, kv_heads=kv_heads, n_q=17):
-            for layout in (each, backward_of(each)):
+        for forward_layout in layouts(processes, placement, kv_heads=kv_heads, n_q=17):
+            for layout in (forward_layout, backward_of(forward_layout)):
                 traffic, words = network.count(layout).traffic, closed_form.words(layout)
                 assert words.sent.tolist() == traffic.sent.tolist(), (layout.grid, layout.travel)
                 assert words.received.tolist() == traffic.received.tolist(), (layout.grid, layout.travel)

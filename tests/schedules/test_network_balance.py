@@ -62,12 +62,16 @@ def test_the_best_placement_is_within_the_tolerance_of_every_other_and_holds_eve
 
 
 @examples(60)
-@given(case=sizes_and_masks(), each=st.integers(1, 9))
-def test_every_candidate_holds_every_token_once(case, each):
+@given(case=sizes_and_masks(), per_process=st.integers(1, 9))
+def test_every_candidate_holds_every_token_once(case, per_process):
     n, world, mask = case
     pairs = row_pairs(mask, n)
     made = [weighted_contiguous(pairs, world)]
-    made += [heaviest_first(pairs, world, each), block_cyclic(n, world, each)] if each * world <= n else []
+    made += (
+        [heaviest_first(pairs, world, per_process), block_cyclic(n, world, per_process)]
+        if per_process * world <= n
+        else []
+    )
     for placement in made:
         assert np.array_equal(np.sort(np.concatenate(placement.positions)), np.arange(n)), placement.name
         assert all((np.diff(own) > 0).all() for own in placement.positions)

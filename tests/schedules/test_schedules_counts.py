@@ -170,7 +170,7 @@ def best(x, direction):
     """The best schedule, other than variants, which may be better by lower-order terms only."""
     words = {name: per_pair(name, x, direction) for name in list_schedules(direction) if schedules.get(name).drop_in}
     lowest = min(words.values())
-    own = {name: each for name, each in words.items() if not schedules.get(name).variant}
+    own = {name: words_of for name, words_of in words.items() if not schedules.get(name).variant}
     assert min(own.values()) <= 1.01 * lowest
     return min(own, key=own.__getitem__)
 

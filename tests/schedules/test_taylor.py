@@ -61,7 +61,7 @@ def test_the_chosen_tiles_fit_and_are_the_best(n, d, words, degree):
     problem, schedule = rb.Problem(n, n, d), schedules.get(f"taylor_{degree}")
     r = rank(d, degree)
     every = (Tiles(i, 1, g) for i in range(1, n + 1) for g in {*range(1, min(r, words) + 1), r})
-    fitting = [cost.words for each in every if (cost := schedule.cost(problem, each)).peak <= words]
+    fitting = [cost.words for candidate in every if (cost := schedule.cost(problem, candidate)).peak <= words]
     if not fitting:
         with pytest.raises(TooFewWords, match="needs a cache of at least"):
             schedule.tiles(problem, words)

@@ -45,9 +45,9 @@ def options_named(names, placement):
     own = dict(on_one)
     if "bias" in names:
         own["bias"] = distributed.shard(values["bias"], placement=placement)
-    for each in (on_one, own):
+    for options in (on_one, own):
         for name in {"sinks", "bias"} & set(names):
-            each[name] = each[name].detach().clone().requires_grad_()
+            options[name] = options[name].detach().clone().requires_grad_()
     return on_one, own
 
 

@@ -38,5 +38,5 @@ def spread(variants: list[Any], together: int = 1) -> set[Any]:
 
 
 def _values(parameters: dict[str, Any], together: int) -> set[Any]:
-    each = sorted((name, repr(x)) for name, x in parameters.items())
-    return set(combinations(each, min(together, len(each))))
+    pairs = sorted((name, repr(x)) for name, x in parameters.items())
+    return set(combinations(pairs, min(together, len(pairs))))

@@ -16,7 +16,7 @@ def test_limits_and_figure_of_made_up_times(tmp_path):
     for call in times:
         seconds = call.least_bytes / 2e12 if call.decodes else call.flops / 1e15
         times[call] = dict.fromkeys((*calls.OURS, *calls.PEERS), 2.0) | {calls.TUNED: seconds}
-    values = {each.what: each.value(times, 2.5e12) for each in limits()}
+    values = {limit.what: limit.value(times, 2.5e12) for limit in limits()}
     assert len(values) == len(limits())
     assert None not in values.values()
     assert values["d 128 forward, causal"] == pytest.approx(1000)
@@ -39,4 +39,4 @@ def test_what_must_be_reached_needs_nothing_but_the_first_calls():
     times = {}
     for call, names in list(calls.plan())[: len(calls.MUST)]:
         times.setdefault(call, {}).update(dict.fromkeys(names, 1.0))
-    assert all(each.value(times, 1.0) is not None for each in limits())
+    assert all(limit.value(times, 1.0) is not None for limit in limits())

@@ -48,12 +48,12 @@ def test_small_caches_of_other_kernels_are_measured_anew(tmp_path, capsys):
 
 def test_the_figure_has_times_bytes_and_crossings(tmp_path):
     facts, rows = small_cache.read(small_cache.KEPT)
-    assert {each["what"] for each in small_cache.crossings(rows)} == {"words"}
+    assert {crossing["what"] for crossing in small_cache.crossings(rows)} == {"words"}
     for row in rows:
         row.seconds = row.tensor_core_words and row.tensor_core_words / 1e12
         row.l1_l2_bytes = row.l2_dram_bytes = row.tensor_core_words and 2.0 * row.tensor_core_words
         row.l2_dram_bound_bytes = float(row.bound_words)
-    assert {each["what"] for each in small_cache.crossings(rows)} == {"words", "seconds"}
+    assert {crossing["what"] for crossing in small_cache.crossings(rows)} == {"words", "seconds"}
     small_cache.draw(tmp_path / "all.svg", facts, rows)
     drawn = (tmp_path / "all.svg").read_text()
     for title in ("words, counted", "time", "bytes, shared memory and L1 to L2", "bytes, L2 to memory"):

@@ -68,8 +68,8 @@ def run(task, kernel, direction):
     """Launch the pass with the small tiles."""
     tiles = TILES[kernel][direction == "backward"]
     launch = Launch(kernel.split()[0], tiles, chunk=getattr(tiles, "chunk", 16))
-    for each in getattr(KERNELS[launch.kernel], direction)(task, launch):
-        each()
+    for launch_kernel in getattr(KERNELS[launch.kernel], direction)(task, launch):
+        launch_kernel()
 
 
 def task_for(n_q, n_k, kv_heads, slopes, mask=None, dtype=torch.float64, **options):
@@ -173,10 +173,10 @@ def test_alibi_moves_no_words_per_pair(kernel):
     task = task_for(18, 20, 1, slopes_of((HEADS,)), rb.Mask.causal())
     for direction in ("forward", "backward"):
         totals = []
-        for each in (task, replace(task, record=task.record._replace(alibi=None))):
+        for variant in (task, replace(task, record=task.record._replace(alibi=None))):
             with counting() as tally:
-                run(each, kernel, direction)
+                run(variant, kernel, direction)
             slopes = [name for name in tally.tensors if name.startswith("scores.alibi")]
-            assert len(slopes) == (each.record.alibi is not None)
+            assert len(slopes) == (variant.record.alibi is not None)
             totals.append(tally.total(without=slopes))
         assert totals[0] == totals[1]

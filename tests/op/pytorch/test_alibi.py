@@ -140,5 +140,5 @@ def test_packed_sequences():
     parts = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v)), strict=True)
     expected = torch.cat([rb.attention(*part, mask=rb.Mask.causal(), alibi=alibi) for part in parts], 1).transpose(0, 1)
     check_close(out, expected)
-    for x, y in zip(*(torch.autograd.grad(each.sin().sum(), (q, k, v)) for each in (out, expected)), strict=True):
+    for x, y in zip(*(torch.autograd.grad(result.sin().sum(), (q, k, v)) for result in (out, expected)), strict=True):
         check_close(x, y)

@@ -83,8 +83,8 @@ def test_vmap_and_func():
     def loss(q):
         return rb.attention(q, q, q, mask=mask).sin().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss))(x)
-    for got, x_entry in zip(each, x, strict=True):
+    gradients = torch.func.vmap(torch.func.grad(loss))(x)
+    for got, x_entry in zip(gradients, x, strict=True):
         x_entry = x_entry.clone().requires_grad_()
         textbook(x_entry, x_entry, x_entry, mask).sin().sum().backward()
         check_close(got, x_entry.grad)

@@ -48,9 +48,9 @@ def test_torch_func():
     expected = torch.autograd.grad(loss(z, y), (z, y))
     for got, reference in zip(torch.func.grad(loss, argnums=(0, 1))(x, y.detach()), expected, strict=True):
         check_close(got, reference)
-    each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, y.detach())
-    check_close(each[0], expected[0])
-    check_close(each[1].sum(0), expected[1])
+    by_entry = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, y.detach())
+    check_close(by_entry[0], expected[0])
+    check_close(by_entry[1].sum(0), expected[1])
     out, pull = torch.func.vjp(lambda q: rb.attention(q, q, q), x)
     douts = torch.randn(4, *out.shape, dtype=out.dtype)
     (pulled,) = torch.func.vmap(pull)(douts)

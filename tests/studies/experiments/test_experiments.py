@@ -107,7 +107,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert listed.exit_code == 0
     assert all(name in listed.output for name in experiments.NAMES)
     every = json.loads(run(app, ["experiment", "--list", "--json"]).output)
-    assert [each["name"] for each in every] == list(experiments.NAMES)
+    assert [experiment["name"] for experiment in every] == list(experiments.NAMES)
     assert isinstance(run(app, ["experiment"]).exception, RedblueError)
     process = run(app, ["experiment", "figure-2022", "--out", str(tmp_path), "--json"])
     assert process.exit_code == 0
@@ -149,7 +149,7 @@ def test_stored_results_match_this_code(name):
 
 def test_the_bars_of_2022_equal_recount():
     total = totals(experiments.get("figure-2022").measure({}))
-    counted = [each.counted for each in recount() if each.unit == "GB"]
+    counted = [recounted.counted for recounted in recount() if recounted.unit == "GB"]
     assert [total[bar] for bar in (STANDARD, STANDARD, WITH_PASSES, FLASH1)] == pytest.approx(counted)
     assert total["bound"] < min(total.values()) or total["bound"] == min(total.values())
 
@@ -236,8 +236,8 @@ def test_tiles_beyond_the_usable_share_cost_a_multiple():
 def test_the_planner_assumes_a_nearly_optimal_share():
     """Over the cases of real hardware, the planned share costs on average at most 2 % more than the best share."""
     mean_regret = {
-        share: geometric_mean(each)
-        for share, each in real_caches.regrets(experiments.read(RESULTS, "real-caches").rows).items()
+        share: geometric_mean(regrets)
+        for share, regrets in real_caches.regrets(experiments.read(RESULTS, "real-caches").rows).items()
     }
     assert mean_regret[USABLE_SHARE] <= 1.02 * min(mean_regret.values())
     assert mean_regret[USABLE_SHARE] < mean_regret[1.0]

@@ -225,7 +225,7 @@ def report():
 
 
 def test_a_report_measures_every_shape(report):
-    assert [each.label for each in report.measured] == [shape.label for shape in report.shapes]
+    assert [measurement.label for measurement in report.measured] == [shape.label for shape in report.shapes]
     first, refused, alike = report.measured
     assert alike.run is first.run  # the same head: run once
     assert refused.run is None

@@ -123,13 +123,13 @@ def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)
     comparison = study.compare(problem, (60, 200))
     drawn = figure(comparison).to_dict()["data"]["values"]
-    lines = [each for each in drawn if "schedule" in each]
+    lines = [row for row in drawn if "schedule" in row]
     assert len(lines) == sum(len(point.counts) for point in comparison.points)
     pairs = 2 * problem.mask.nnz(48, 48)
-    assert {each["y"] for each in lines} == {
-        each.words / pairs for point in comparison.points for each in point.counts.values()
+    assert {row["y"] for row in lines} == {
+        row.words / pairs for point in comparison.points for row in point.counts.values()
     }
-    assert {each["bound"] for each in drawn if "bound" in each} == {PROVED, FAMILY}
+    assert {row["bound"] for row in drawn if "bound" in row} == {PROVED, FAMILY}
     for suffix in (".svg", ".png", ".html"):
         path = tmp_path / f"p{suffix}"
         assert run(*SMALL, "--picture", str(path)).exit_code == 0

@@ -42,25 +42,27 @@ def test_rows_are_those_of_count_and_lower_bound():
             continue
         counts = {name: tried(rb.count, name, outcome, words=words) for name in rb.list_schedules()}
         bounds = {p_given: rb.lower_bounds(outcome, words, p_given=p_given) for p_given in (False, True)}
-        expected = [(name, each) for name, each in counts.items() if not isinstance(each, rb.NotCovered)]
-        for name, each in expected:
+        expected = [(name, counted) for name, counted in counts.items() if not isinstance(counted, rb.NotCovered)]
+        for name, counted in expected:
             row = next(rows)
             p_given = rb.schedules.get(name).takes_p(outcome.direction)
-            bound = next((each for each in bounds[p_given] if each.proved), None)
+            bound = next((candidate for candidate in bounds[p_given] if candidate.proved), None)
             assert list(row) == list(sweep.COLUMNS)
             assert point.items() <= row.items()
             assert (row["mask"], row["capacity_words"], row["batch"], row["d_v"]) == (label, words, 1, d)
             assert (row["bound_words"], row["bound"]) == (bound and bound.words, bound and bound.name)
             statuses[row["status"]] += 1
-            if isinstance(each, RedblueError):
-                assert (row["schedule"], row["reason"], row["words"]) == (name, str(each), None)
+            if isinstance(counted, RedblueError):
+                assert (row["schedule"], row["reason"], row["words"]) == (name, str(counted), None)
                 continue
-            figures = {name: getattr(each, name) for name in ("schedule", "words", "reads", "writes", "peak", "flops")}
+            figures = {
+                name: getattr(counted, name) for name in ("schedule", "words", "reads", "writes", "peak", "flops")
+            }
             assert figures.items() <= row.items()
-            assert row["tiles"] == ",".join(f"{edge}={length}" for edge, length in each.tiles.items())
-            assert row["words_per_pair"] == pytest.approx(each.words / (4 * mask.nnz(24, 24)))
-            assert row["gap"] == (each.words / bound.words if bound and bound.words else None)
-            assert (row["bytes"], row["seconds"], row["memory"]) == (4 * each.words, None, None)
+            assert row["tiles"] == ",".join(f"{edge}={length}" for edge, length in counted.tiles.items())
+            assert row["words_per_pair"] == pytest.approx(counted.words / (4 * mask.nnz(24, 24)))
+            assert row["gap"] == (counted.words / bound.words if bound and bound.words else None)
+            assert (row["bytes"], row["seconds"], row["memory"]) == (4 * counted.words, None, None)
     assert next(rows, None) is None
     assert statuses["fits"] > 100
     assert statuses["too few words"] > 5
@@ -72,9 +74,9 @@ def test_each_boundary_of_a_memory_is_counted():
     rows = sweep.run(
         {"n": 512, "d": 64, "memory": machine.name, "schedule": "flash", "dtype": "float8,float32"}, jobs=1
     )
-    bounded = [each for each in machine.boundaries if each.capacity_bytes]
+    bounded = [edge for edge in machine.boundaries if edge.capacity_bytes]
     assert [(row["dtype"], row["boundary"]) for row in rows] == [
-        (dtype, each.name) for dtype in ("float8", "float32") for each in bounded
+        (dtype, edge.name) for dtype in ("float8", "float32") for edge in bounded
     ]
     for row, boundary in zip(rows, [*bounded, *bounded], strict=True):
         size = 1 if row["dtype"] == "float8" else 4

@@ -192,7 +192,7 @@ def measured(monkeypatch):
 def test_a_part_alone_replaces_its_rows_and_keeps_the_others(measured, tmp_path):
     quick = experiments.run("training", out=tmp_path, quick=True)
     assert measured == training.points(True)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["training.json", "training.md", "training.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["training.json", "training.md", "training.svg"]
     page = (tmp_path / "training.md").read_text()
     assert "redblue experiment training --full --only context" in page
     mixed = experiments.run("training", out=tmp_path, only="steps")

@@ -52,7 +52,7 @@ class Block:
         self.turn, self.error, self.running = threading.Condition(), None, None
 
     def run(self, partitions):
-        threads = [threading.Thread(target=self._run, args=(i, *each)) for i, each in enumerate(partitions)]
+        threads = [threading.Thread(target=self._run, args=(i, *partition)) for i, partition in enumerate(partitions)]
         self.waiting = dict.fromkeys(range(len(threads)), _always)
         self.products = {i: [] for i in range(len(threads))}
         self.running = 0

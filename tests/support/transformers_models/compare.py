@@ -151,7 +151,7 @@ def _rounding(reference: Any, arguments: Any, expected: Any, actual: Any) -> flo
 def _in_float64(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.double()
-    return {name: _in_float64(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return {name: _in_float64(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def _text(error: BaseException) -> str:
@@ -222,12 +222,12 @@ def _floats(value: Any) -> Iterator[torch.Tensor]:
         if value.is_floating_point() and value.numel():
             yield value
     elif isinstance(value, dict):
-        for key, each in value.items():
+        for key, part in value.items():
             if key not in ("past_key_values", "attentions"):
-                yield from _floats(each)
+                yield from _floats(part)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _floats(each)
+        for part in value:
+            yield from _floats(part)
 
 
 def _errors(expected: Any, actual: Any) -> tuple[float, float]:

@@ -55,7 +55,7 @@ def _detached(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict) and type(value) is dict:
-        return {name: _detached(each) for name, each in value.items()}
+        return {name: _detached(part) for name, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_detached(each) for each in value)
+        return type(value)(_detached(part) for part in value)
     return copy.deepcopy(value)

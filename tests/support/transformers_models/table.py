@@ -42,7 +42,7 @@ def write(records: list[dict[str, Any]], json_path: Path, page: Path) -> None:
     models: dict[str, dict[str, Any]] = defaultdict(dict)
     for record in sorted(records, key=lambda r: (r["module"], r["class"])):
         models[record["module"].split(".")[2]][record["class"]] = _short(record)
-    compact = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in models.items())
+    compact = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in models.items())
     json_path.write_text(f'{{"versions": {json.dumps(versions)},\n"models": {{\n{compact}\n}}}}\n', encoding="utf-8")
     page.write_text(_page(records, models, versions), encoding="utf-8")
 

@@ -73,8 +73,8 @@ def check(monkeypatch, n=(150, 200), heads=(2, 1), d=64, first=None, end=None, t
     monkeypatch.undo()
     (work,) = works
     prepared(work, lse, (dout.double() * out).sum(-1))
-    for each in runs[1:-1]:
-        run_kernel(source, "hopper_backward", each.grid, each.arguments, seed)
+    for launch in runs[1:-1]:
+        run_kernel(source, "hopper_backward", launch.grid, launch.arguments, seed)
     gradients = in_rows(work, d)[:, :, : n[0]] * d**-0.5, dk, dv
     for x, y in zip(gradients, right, strict=True):
         assert not torch.isnan(x).any()

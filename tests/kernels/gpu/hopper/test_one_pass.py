@@ -37,7 +37,7 @@ def compiled(monkeypatch):
 
 def kernels(direction="backward", d=128, n=8192, heads=32, dtype="bfloat16", card=None, options=BAND, schedule="auto"):
     sizes = Sizes((1,), heads, 1, n, n, d, d)
-    return [each.kernel for each in candidates(direction, sizes, dtype, card or Card(), options, schedule)]
+    return [launch.kernel for launch in candidates(direction, sizes, dtype, card or Card(), options, schedule)]
 
 
 @pytest.mark.parametrize("schedule", ["auto", "flash"])

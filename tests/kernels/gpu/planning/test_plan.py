@@ -75,7 +75,7 @@ def test_planned_launches_fit_by_the_model(name, dtype, direction, options):
                 resources(part.footprint(launch.tiles, sizes, options), dtype, card, *launch.settings(i))
                 for i, part in enumerate(KERNELS[launch.kernel, direction].parts)
             ]
-            assert max(each.shared_bytes for each in needed) == launch.shared_bytes <= card.shared_bytes
+            assert max(footprint.shared_bytes for footprint in needed) == launch.shared_bytes <= card.shared_bytes
             edges = launch.tiles._asdict()
             if options.listed:  # otherwise with_chunk would change the planned tiles
                 assert all(edges[edge] == edges[other] for edge, other in ON_ONE_GRID.items() if edge in edges)
@@ -213,12 +213,12 @@ def test_bias_and_dropout_need_other_launches(name, direction):
     needed = [
         resources(part.footprint(without.tiles, sizes, with_both), "float16", card, without.warps, 2) for part in parts
     ]
-    assert max(each.pressure for each in needed) > 1
+    assert max(footprint.pressure for footprint in needed) > 1
     launch = plan(direction, sizes, "float16", card, with_both)
     needed = [
         resources(part.footprint(launch.tiles, sizes, with_both), "float16", card, launch.warps, 2) for part in parts
     ]
-    assert max(each.pressure for each in needed) <= 1
+    assert max(footprint.pressure for footprint in needed) <= 1
     assert launch != without
 
 
