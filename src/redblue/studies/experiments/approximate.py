@@ -224,8 +224,9 @@ def findings(rows: list[Row]) -> list[str]:
         boundaries = [row["length"] / row["rank"] for row in same]
         lines.append(
             f"With d = {d} and degree {degree}, r = {rank(d, degree):,} features replace the keys. The features move "
-            f"fewer words than exact attention if the sequence has at least {median(boundaries):.2f} r tokens (median "
-            f"of {len(boundaries)} boundaries; {min(boundaries):.2f} r to {max(boundaries):.2f} r)."
+            f"fewer words than exact attention if the sequence has at least {median(boundaries):.2f} r tokens. This is "
+            f"the median over {len(boundaries)} memory boundaries of real machines; the range is "
+            f"{min(boundaries):.2f} r to {max(boundaries):.2f} r."
         )
     reached = needed(rows, TOLERANCES[1])
     for name in ("uniform, entries up to 1/2", "Gaussian", "transformer, trained"):
@@ -260,8 +261,9 @@ of three sources: a uniform distribution within a bound, the standard normal dis
 bytes ({small_transformer.LAYERS} layers, {small_transformer.HEADS} heads), before and after {STEPS} steps of training
 on Python source. For the transformer, each number is the largest over its heads. Its causal mask applies to the error
 only: the schedules take no mask. The *error* is the largest error of an output word, divided by the largest |V|. The
-*standard deviation* and the *largest absolute score* are those of the scores q·k/√d. *Needed*: the smallest degree from
-which on all degrees up to {DEGREES[-1]} stay within the error.
+*standard deviation* and the *largest absolute score* are those of the scores q·k/√d. *Needed*: the smallest degree such
+that this degree and all higher degrees up to {DEGREES[-1]} have at most the given error. The dashed line in the figure
+is the error 2⁻⁸.
 
 **Words.** The words are counted for one head, a full mask, n queries, n keys and words of 16 bits, at every boundary of
 known capacity of every machine of the catalogue. The closed forms of the Taylor schedules with their best tiles are

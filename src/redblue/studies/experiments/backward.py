@@ -30,7 +30,8 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="backward",
     title="The crossing, backward",
-    question="Which is best at which cache size: one pass for dQ, dK and dV, two kernels, or P and dS in memory?",
+    question="Which backward pass is best at each cache size: one kernel for all gradients, two kernels, or P and dS "
+    "in memory?",
     points=points,
     measure=metered.measure,
     figure=BACKWARD.figure,

@@ -217,12 +217,13 @@ runs the same schedule, on zeros until the phase begins, and then on the words o
 that the phase computes (in the backward pass, every dP_ij). The positions of the scores among the computed words do not
 depend on the data, as two runs on random inputs confirm. The columns:
 
-- *Decoded exactly*: the phases of which all decoded scores equal those of Q Kᵀ computed directly. At most {DECODED}
-  phases of a run are decoded, spread evenly. Scores are counted in all phases.
+- *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly. At most
+  {DECODED} phases of a run are decoded, spread evenly. Scores are counted in all phases.
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
 - *Determined*: a lower bound D on the words that determine the scores of a phase, divided by the words of its message;
-  the largest ratio among the decoded phases. D is a sum over keys. Each of the d keys with the most scores of the phase
-  contributes all of its scores, and every other key contributes at most d scores (or the same with rows for keys).
+  the largest ratio among the decoded phases. D is the larger of two sums, one over keys and one over rows. In the first
+  sum, each of the d keys with the most scores of the phase contributes all of its scores, and every other key
+  contributes at most d scores. The second sum is formed in the same way from rows.
 - *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums

@@ -212,7 +212,7 @@ def findings(rows: list[Row]) -> list[str]:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(
             f"On machines with two sockets, {read:.2f} sockets on average read the keys (forward) or the queries "
-            f"(backward) of a stream, because the order of tasks ignores the sockets."
+            f"(backward) of a stream (a key head with its query heads), because the order of tasks ignores the sockets."
         )
     checked = of(rows, MEASURED)
     if checked:

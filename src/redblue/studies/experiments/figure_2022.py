@@ -140,10 +140,10 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method="""
-Counted, not measured: the closed form of every algorithm is evaluated, which equals a run (`redblue recount` lists the
-figures). The problem is that of the paper's Figure 2 (Dao et al., NeurIPS 2022, arXiv 2205.14135): one attention layer
-of GPT-2 medium, n = 1024, d = 64, 16 heads, batch 64, 16-bit, forward and backward. Words per head, with T_c = n / B_c
-and B_c keys per block:
+Counted, not measured: the words are those of each algorithm's closed form, which equals the count of a run (`redblue
+recount` lists the figures). The problem is that of the paper's Figure 2 (Dao et al., NeurIPS 2022, arXiv 2205.14135):
+one attention layer of GPT-2 medium, n = 1024, d = 64, 16 heads, batch 64, 16-bit, forward and backward. Words per head,
+with T_c = n / B_c and B_c keys per block:
 
 | | forward | backward |
 | --- | --- | --- |

@@ -219,7 +219,7 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="gaps",
     title="How far plans are from the lower bounds",
-    question="How many times the lower bound do the plans for real models on real machines move?",
+    question="How far above the lower bound are the words of the plans for real models on real machines?",
     points=points,
     measure=measure,
     figure=figure,

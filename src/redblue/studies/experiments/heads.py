@@ -77,7 +77,7 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     x = alt.X(
         "heads:Q",
         title="H: heads at once under one capacity",
-        scale=alt.Scale(type="log", base=2, domain=[1, most * 1.5]),
+        scale=alt.Scale(type="log", base=2, domain=[0.9, most * 1.5], nice=False),
         axis=alt.Axis(values=list(AT_ONCE), format="d", grid=False),
     )
     y = alt.Y(
@@ -133,16 +133,18 @@ def findings(rows: list[Row]) -> list[str]:
     for d in dict.fromkeys(row["d"] for row in rows):
         same = [row for row in fitting(rows) if row["d"] == d]
         steps = [
-            f"{after['regime']} from H = {after['heads']} on"
+            f"`{after['regime']}` from H = {after['heads']} on"
             for before, after in pairwise(same)
             if before["regime"] != after["regime"]
         ]
-        changes += [f"d = {d} is {same[0]['regime']} for one head, {', '.join(steps)}"] if steps else []
+        changes += [f"d = {d}: `{same[0]['regime']}` for one head, {', '.join(steps)}"] if steps else []
     return [
         f"If {most[low][0]} heads run at once, a head of d = {low} moves {most[low][1]:.1f} times the words of a head "
         f"that runs alone. If {most[high][0]} heads run at once, a head of d = {high} moves {most[high][1]:.1f} times "
         f"the words. The factor is at most H in a large cache, and √H in a small cache.",
-        "Each of H heads has M / H words, so the regime changes with H: " + "; ".join(changes) + ".",
+        "Each of H heads has M / H words, so the regime (`large-cache`, `between` or `small-cache`) changes with H. "
+        + "; ".join(changes)
+        + ".",
         "The bound per head does not depend on H. Heads that run one after the other move no more words each than a "
         "head alone. Query heads that share K and V are one stream with more rows, so they should run together.",
     ]

@@ -109,7 +109,7 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
         x = alt.X(
             "P:Q",
             title="P: processes",
-            scale=alt.Scale(type="log", base=2),
+            scale=alt.Scale(type="log", base=2, padding=10, nice=False),
             axis=alt.Axis(values=list(PROCESSES), format="d", grid=False),
         )
         y = alt.Y(
@@ -195,7 +195,7 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="network",
     title="Attention over a network",
-    question="How many times the lower bound do the schedules over several processes move?",
+    question="How far above the lower bound are the words of the schedules over several processes?",
     points=points,
     measure=measure,
     figure=figure,

@@ -270,12 +270,12 @@ pass needs
 
     r (d + d_v + 2) + r c + r + c (d + d_v) words
 
-while it computes, and r (2 d_v + 3) words while it stores O; the larger number counts. In the model, the last two terms
-of the first number are replaced by the largest of c d, c d_v and r. With whole lines and one set, a cache of this
-capacity moves exactly the counted words and the dead tiles that LRU writes back
-(`tests/machine/test_cached_costs.py`). With one line less, LRU evicts each line just before its next use, so the
-traffic jumps instead of growing slowly. For this reason, tiles for a full cache can move several times the counted
-words, while tiles for a part of the cache move only the counted words.
+while it computes, and r (2 d_v + 3) words while it stores O; the larger number counts. In the model, the largest of
+c d, c d_v and r replaces the sum r + c (d + d_v) in the formula. With whole lines and one set, a cache of this capacity
+moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`). With one
+line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For this
+reason, tiles for a full cache can move several times the counted words, while tiles for a part of the cache move only
+the counted words.
 
 `hybrid` loses the largest part of the cache. It keeps rows of Q and uses one slice of their features at a time. So a
 whole score tile, its spilled P and c rows of K pass through the cache between two uses of a row. It also stores its row

@@ -162,8 +162,10 @@ the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS
 sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache, whichever moves the fewest words. All other
 data stream. A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of
 sweeps. Its words, at leading order for d = d_v and large n and M, are compared with those of the schedules of the
-[theory](../lab/theory.md#the-regimes-derived). Schedules outside the family are not searched, so no lower bound follows
-from the search.
+[theory](../lab/theory.md#the-regimes-derived), for x = d / √M. In the figure, lines are the known schedules, and
+circles are the fewest words of the search. If two orders of the same sweeps move equally many words, the search may
+return either, so rows of the table can overlap. Schedules outside the family are not searched, so no lower bound
+follows from the search.
 
 **Smallest games.** The pebble solver searches all games ([pebble](../lab/pebble.md)), so its optima are proved. A
 schedule moves more words than the optimum for two reasons. It also stores the log-sum-exp. And its row statistics and

@@ -99,11 +99,13 @@ imaginative. The examples of the test are not used for training.
 
 **`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *Block-sparse* is
 the pattern of the FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row
-and column of blocks. *Window* and *random* have about the same density. FlexAttention has no gradients on CPUs, so only
-its forward pass is compared.
+and column of blocks. *Window* and *random* have about the same density. The column "required"
+gives two speed-ups: over PyTorch's dense step, then over redblue's dense step. FlexAttention has no gradients on CPUs,
+so only its forward pass is compared.
 
 **`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
-text.
+text. A run tests its perplexity at most once after each step, and ends with its last test. So if its steps are long, as
+with `--quick` here, it takes longer than its budget.
 
 **`graph`** trains on the packages of Debian that have the most dependencies in either direction (apt-cache); each
 dependency is an edge. The model learns a package's section from its name and its neighbours. *Gather and scatter* is

@@ -285,11 +285,12 @@ def _load_findings(rows: list[Row]) -> list[str]:
     if busy:
         most = max(row["load"] for row in rows if "load" in row)
         sentences.append(
-            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}). They disturbed the times and "
-            f"the ratios of times, but neither losses nor memory."
+            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}), "
+            f"{'a part' if len(busy) == 1 else 'parts'} of this experiment. They disturbed the times and the ratios of "
+            f"times, but neither losses nor memory."
         )
     if unknown:
-        sentences.append(f"The load of the machine was not recorded for {_named(unknown)}.")
+        sentences.append(f"The load of the machine was not recorded for the parts {_named(unknown)}.")
     return sentences
 
 
@@ -365,7 +366,7 @@ def _task_findings(rows: list[Row]) -> list[str]:
         return []
     learned = [row["task"] for row in tested if row["accuracy"] > row["baseline"] + 2 * standard_error(row)]
     if not learned:
-        return [f"No task of `tasks` was learned: no accuracy is {CRITERION}."]
+        return [f"No task of the part `tasks` was learned: no accuracy is {CRITERION}."]
     return [f"The accuracy of these tasks is {CRITERION}: {', '.join(learned)}."]
 
 
