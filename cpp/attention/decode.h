@@ -97,10 +97,10 @@ __attribute__((noinline)) void add_last_columns(long c, long columns, const T* c
 }
 
 // scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
-// lines: cache lines to prefetch for each vector of K's columns.
+// pace: of the prefetches, by vectors of K's columns.
 template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
-                          Sum* scores, long cols, Fetched& ahead, long lines) {
+                          Sum* scores, long cols, Fetched& ahead, Pace pace) {
   constexpr int L = kLanesOf<Sum>, K = L / R;
   const T* from[K];
   V<Sum> sums[L];
@@ -114,7 +114,7 @@ inline void dots_of_block(long key, long last, long columns, const Row& k_row, c
       decltype(D::load_key(from[0])) numbers[K];
 #pragma GCC unroll 16
       for (int k = 0; k < K; k++) numbers[k] = D::load_key(from[k] + c);
-      ahead.fetch(lines);
+      if (pace.fetches(c / D::kNumbers)) ahead.fetch(pace.lines);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
@@ -130,10 +130,9 @@ template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_vector(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
                            Sum* scores, long cols, Fetched& ahead, long passes) {
   constexpr int L = kLanesOf<Sum>;
-  constexpr long kLines = L / R * D::kNumbers / Fetched::kLine;
-  const long lines = passes == 1 ? kLines : (kLines + passes - 1) / passes;
+  const Pace pace = Pace::of(L / R * D::kNumbers, Fetched::kLine * passes);
   for (long at = key; at < key + L; at += L / R)
-    dots_of_block<T, R, D>(at, last, columns, k_row, q, length, scores, cols, ahead, lines);
+    dots_of_block<T, R, D>(at, last, columns, k_row, q, length, scores, cols, ahead, pace);
 }
 
 // scores[r][key] = q[r] . k[key]; rows of `q` are `length` numbers apart; rows of `scores` are whole vectors, `cols`

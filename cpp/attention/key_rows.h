@@ -26,6 +26,18 @@ struct PagedRows {
   const T* later(long x) const { return rows[x] + shift; }
 };
 
+// How often a loop prefetches: `lines` cache lines in each step whose number has no bit of `skip`.
+struct Pace {
+  long lines = 0, skip = 0;
+  // At least `wanted` lines in every `steps` steps.
+  static Pace of(long wanted, long steps) {
+    long every = 1;
+    while (2 * every * wanted <= steps) every *= 2;
+    return {(wanted * every + steps - 1) / steps, every - 1};
+  }
+  bool fetches(long step) const { return !(step & skip); }
+};
+
 // Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in memory order. The prefetches are
 // spread over all passes over the same keys: if the first pass issued all of them, it would wait for memory, and memory
 // would be idle during the other passes.
@@ -105,7 +117,8 @@ class Stretches {
       next_ += zero;
 #endif
     }
-    void fetch(long lines) {
+    // Inlined: around a call, a product would store its sums in memory.
+    __attribute__((always_inline)) void fetch(long lines) {
       if (lines == 4 && next_ + 4 * step_ < stop_) {  // the usual case, without branches between the lines
 #pragma GCC unroll 4
         for (long x = 0; x < 4; x++) __builtin_prefetch(next_ + x * 64, 0, 2);
@@ -116,12 +129,12 @@ class Stretches {
     }
 
    private:
-    void fetch_line() {
+    __attribute__((always_inline)) void fetch_line() {
       __builtin_prefetch(next_, 0, 2);
       next_ += step_;
       if (next_ >= stop_) all_.at_++, begin();
     }
-    void begin() {
+    __attribute__((always_inline)) void begin() {
       const bool more = all_.at_ < all_.count_;
       next_ = more ? all_.list_[all_.at_].start : nullptr;
       stop_ = more ? all_.list_[all_.at_].stop : next_ + 1;

@@ -1,8 +1,8 @@
 // Weighted sums of rows of V for few queries (decoding). Vectors lie along the features. Included once inside each
 // target region (vector/region.h).
 
-// Adds rows first .. stop - 1 of V, times their weights, to R rows of output. lines: cache lines to prefetch per key
-// and pass over the columns. ahead: null if each vector prefetches a later one, as in dots_of.
+// Adds rows first .. stop - 1 of V, times their weights, to R rows of output. pace: of the prefetches, by keys. ahead:
+// null if each vector prefetches a later one, as in dots_of.
 template <class T, int R, class Sum, class Row, class Fetched>
 struct WeightedRows {
   static constexpr int L = kLanesOf<Sum>;
@@ -14,7 +14,7 @@ struct WeightedRows {
   long length;
   const Sum* factors;  // scale the previous contents of `out`; null: 1
   Fetched* ahead;
-  long lines;
+  Pace pace;
 
   Sum factor(int r) const { return factors ? factors[r] : Sum(1); }
   // Adds kAtOnce vectors of columns at a time while that many remain. Returns the first column not yet added.
@@ -35,9 +35,9 @@ struct WeightedRows {
           if (R == 1 && !ahead) prefetch_once(later + x * L, into_l2);
           numbers[x] = Wide<T>::load_wide(from + x * L);
         }
-        if (ahead) {
+        if (ahead && pace.fetches(key)) {
           if constexpr (std::is_same_v<T, Sum>) ahead->after(sums[R - 1][kAtOnce - 1]);
-          ahead->fetch(lines);
+          ahead->fetch(pace.lines);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
@@ -89,7 +89,7 @@ struct WeightedPairs {
   long length;
   const float* factors;
   Fetched* ahead;
-  long lines;
+  Pace pace;
 
   static V<unsigned> pair_of(const bfloat16* weight) {
     unsigned pair;
@@ -115,8 +115,10 @@ struct WeightedPairs {
           numbers[2 * x] = lower_columns(a, b);
           numbers[2 * x + 1] = upper_columns(a, b);
         }
-        ahead->after(sums[R - 1][2 * kAtOnce - 1]);
-        ahead->fetch(lines);
+        if (pace.fetches(key / 2)) {
+          ahead->after(sums[R - 1][2 * kAtOnce - 1]);
+          ahead->fetch(pace.lines);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
           const V<unsigned> weight = pair_of(weights + r * cols + key);
@@ -184,7 +186,7 @@ __attribute__((noinline)) void weighted_sum_of_row(long keys, long columns, cons
   for (long first = 0; first < keys; first += block) {
     const long stop = std::min(keys, first + block);
     using Share = WeightedRows<T, 1, Sum, Row, Trail<T, Row>>;
-    Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, 0}.add_all();
+    Share{first, stop, columns, v_row, p, 0, out, 0, first ? nullptr : factors, nullptr, {}}.add_all();
   }
 }
 // begin(key): returns the object that prefetches while the block of keys from `key` on is computed. p is overwritten.
@@ -196,7 +198,7 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
   const bool pairs = takes_pairs<T>(columns);
   const long passes = (count / R + count % R / 2) * ((columns + 4 * L - 1) / (4 * L)) +
                       count % 2 * ((columns + 8 * L - 1) / (8 * L));
-  const long lines = ((pairs ? 2 : 1) * columns / (64 / long(sizeof(T))) + passes - 1) / passes;
+  const Pace pace = Pace::of((pairs ? 2 : 1) * columns, passes * (64 / long(sizeof(T))));
   const long fitting = std::max<long>(1, kBytesAhead / (columns * long(sizeof(T))));
   const long block = pairs ? fitting + fitting % 2 : fitting;
 #if defined(REDBLUE_BF16_PAIRS)
@@ -215,13 +217,13 @@ __attribute__((noinline)) void weighted_sum_of_rows(long keys, long count, long 
         if (pairs) {
           const auto* const weights = reinterpret_cast<const bfloat16*>(p + r * cols);
           WeightedPairs<rows(), Row, Fetched>{first, stop, columns, v_row, weights, 2 * cols, out + r * length, length,
-                                              scaled, &ahead, lines}.add_all();
+                                              scaled, &ahead, pace}.add_all();
           r += rows();
           return;
         }
 #endif
       WeightedRows<T, rows(), Sum, Row, Fetched>{first, stop, columns, v_row, p + r * cols, cols, out + r * length,
-                                                 length, scaled, &ahead, lines}.add_all();
+                                                 length, scaled, &ahead, pace}.add_all();
       r += rows();
     };
     while (r + R <= count) add(std::integral_constant<int, R>());
