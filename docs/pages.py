@@ -184,8 +184,6 @@ def _public_face() -> str:
     package = importlib.import_module("redblue")
     groups: dict[str, list[str]] = {heading: [] for heading in GROUPS.values()}
     for name in package.__all__:
-        if name.startswith("_"):
-            continue
         thing = getattr(package, name)
         where = getattr(thing, "__module__", "").split(".")
         if name == "pebble" or len(where) < 2:
