@@ -111,4 +111,4 @@ def test_a_million_tokens(mask):
 def test_a_full_mask_is_dense_everywhere():
     dense = Cover(np.arange(1, 41), np.arange(1, 41) ** 2 // 4)
     assert dense.is_dense_to(40)
-    assert not Cover(dense.at, np.minimum(dense.pairs, 60)).is_dense_to(40)
+    assert not Cover(dense.sizes, np.minimum(dense.pairs, 60)).is_dense_to(40)

@@ -242,7 +242,7 @@ def test_bad_input_exits_with_2(arguments, says, capsys, monkeypatch, tmp_path):
 
 def test_help_has_every_axis_the_grammar_and_an_example():
     text = " ".join(run("--help").output.replace("│", " ").split())
-    assert set(AXES) == {*sweep_axes.LEAST, *sweep_axes.NAMES}
+    assert set(AXES) == {*sweep_axes.MINIMUM, *sweep_axes.NAMES}
     assert set(problem.Problem.__dataclass_fields__) <= set(AXES)
     for said in (*(f"--{name.replace('_', '-')} " for name in AXES), "Example: redblue sweep", "--json"):
         assert said in text

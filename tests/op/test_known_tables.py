@@ -142,7 +142,7 @@ def test_few_tables_are_kept(checks):
     for page in range(PAGES):
         table[:] = page
         rb.attention_paged(q, k, v, table, lengths)
-    assert len(known_tables._kept) == known_tables.MOST
+    assert len(known_tables._kept) == known_tables.MAX_TABLES
     rb.attention_paged(q, k, v, table, lengths)
     assert len(checks) == PAGES
     table[:] = 0  # the oldest table

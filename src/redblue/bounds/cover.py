@@ -29,18 +29,18 @@ ROUNDING = 1 + 1e-12  # factor that covers floating-point rounding
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """K of one mask as a step function: u <= at[s] rows and columns have at most pairs[s] attended pairs.
+    """K of one mask as a step function: u <= sizes[s] rows and columns have at most pairs[s] attended pairs.
 
-    at: ascending whole numbers, from 1 (no pair) to the number of rows and columns. pairs: ascending.
+    sizes: ascending whole numbers, from 1 (no pair) to the number of rows and columns. pairs: ascending.
     """
 
-    at: np.ndarray
+    sizes: np.ndarray
     pairs: np.ndarray
 
     def most(self, u: Any) -> Any:
         """Return an upper bound of K(u), the maximum of attended pairs in u rows and columns. u: at least 0."""
-        step = np.searchsorted(self.at, np.floor(u), side="left")
-        return self.pairs[np.minimum(step, len(self.at) - 1)]
+        step = np.searchsorted(self.sizes, np.floor(u), side="left")
+        return self.pairs[np.minimum(step, len(self.sizes) - 1)]
 
     def slope(self, e: Any) -> Any:
         """Return an upper bound of sigma(e) = sup over u of min(e, K(u)) / u: pairs per row or column, with e pairs."""
@@ -51,7 +51,7 @@ class Cover:
     @functools.cached_property
     def _least(self) -> np.ndarray:
         """The minimum u of each step: one more than the end of the step before."""
-        return np.append(1.0, self.at[:-1] + 1.0)
+        return np.append(1.0, self.sizes[:-1] + 1.0)
 
     @functools.cached_property
     def _steepest(self) -> np.ndarray:
@@ -60,7 +60,7 @@ class Cover:
 
     def is_dense_to(self, u: float) -> bool:
         """Return whether K(u) = floor(u^2 / 4), as without a mask; a bound based on K then gains nothing."""
-        near = np.minimum(np.floor(u), self.at[-1])
+        near = np.minimum(np.floor(u), self.sizes[-1])
         return bool(self.most(near) >= near // 2 * (near - near // 2))
 
 

@@ -74,40 +74,40 @@ class Case:
     problem: Problem
     world_size: int
     shares: str
-    one: Sizes
+    process: Sizes
 
     @property
     def pairs(self) -> int:
         """Attended pairs of all streams."""
-        return self.problem.streams * self.one.pairs
+        return self.problem.streams * self.process.pairs
 
     def curve(self, lack: Callable[[float], float], free: float) -> Curve:
         """Return the curve of all streams. With shares "balanced", the words that a process holds are deducted."""
-        less = self.problem.streams * self.one.held_words if self.shares == "balanced" else 0
-        return Curve(lack, min(free, self.one.pairs), self.one.pairs, self.problem.streams, less)
+        less = self.problem.streams * self.process.held_words if self.shares == "balanced" else 0
+        return Curve(lack, min(free, self.process.pairs), self.process.pairs, self.problem.streams, less)
 
 
 def _rectangles(case: Case) -> list[Curve]:
     tokens = case.shares == "tokens"
     same = tokens and curves.pairs_of_tokens(case.problem)[1]
-    kinds = [curves.rectangles(case.one, tokens, same), *curves.one_side(case.one, tokens)]
-    return [case.curve(*kind) for kind in kinds if case.one.pairs]
+    kinds = [curves.rectangles(case.process, tokens, same), *curves.one_side(case.process, tokens)]
+    return [case.curve(*kind) for kind in kinds if case.process.pairs]
 
 
 def _bands(case: Case) -> list[Curve]:
     band = curves.pairs_of_tokens(case.problem)[0]
     if band is None or case.shares != "tokens":
         return []
-    kinds = [curves.band_corners(case.one, band)]
+    kinds = [curves.band_corners(case.process, band)]
     if case.problem.n_q == case.problem.n_k:
-        kinds.append(curves.band_degrees(case.one, band))
+        kinds.append(curves.band_degrees(case.process, band))
     return [case.curve(*kind) for kind in kinds]
 
 
 def _any_algorithm(case: Case) -> list[Curve]:
-    held = case.one.held_words if case.shares == "tokens" else 0
+    held = case.process.held_words if case.shares == "tokens" else 0
     touched = curves.any_algorithm(case.problem)
-    return [case.curve(*curves.without(tokens, held, case.one.pairs)) for tokens in touched]
+    return [case.curve(*curves.without(tokens, held, case.process.pairs)) for tokens in touched]
 
 
 HERE = "docs/lab/network.md, "
@@ -211,7 +211,7 @@ def _work(work: str | Sequence[int], case: Case) -> str | list[int]:
 
 def _memory(words: int, case: Case) -> int:
     """Check the argument `words`: all processes together must hold the words of the problem."""
-    least = -(-case.problem.streams * case.one.words // case.world_size)
+    least = -(-case.problem.streams * case.process.words // case.world_size)
     if whole_number("words", words) < least:
         raise RedblueError(
             f"words ({words:,}) is the memory of one of {case.world_size} processes, which must hold the problem "
@@ -226,7 +226,7 @@ def _least(curve: Curve, case: Case, work: str | list[int]) -> tuple[float, floa
     A word that a process lacks crosses the network for this process alone, and is then both sent and received.
     """
     world, mean = case.world_size, case.pairs / case.world_size
-    held = case.problem.streams * case.one.words if case.shares == "any" else 0  # one process holds each word
+    held = case.problem.streams * case.process.words if case.shares == "any" else 0  # one process holds each word
     if world == 1 or not case.pairs:
         return 0.0, 0.0
     if isinstance(work, list):
@@ -259,8 +259,10 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
     """Bound the words by phases over one process's memory of `words` words; it holds for any distribution of work."""
     p, world, streams = case.problem, case.world_size, case.problem.streams
     d_row, d_key = (p.d_v, 0) if p.direction == "forward" else (p.d, p.d + p.d_v)
-    ends = streams * (case.one.held_rows * d_row + case.one.held_keys * d_key)  # outputs that end on one process
-    outputs = streams * (case.one.rows * d_row + case.one.keys * d_key)
+    ends = streams * (
+        case.process.held_rows * d_row + case.process.held_keys * d_key
+    )  # outputs that end on one process
+    outputs = streams * (case.process.rows * d_row + case.process.keys * d_key)
     xi, xi_v, gain = certified(p.direction)
     reach = ((p.d / xi) ** 2).clip(max=(p.d_v / xi_v) ** 2)
     usable = reach > words

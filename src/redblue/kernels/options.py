@@ -259,7 +259,7 @@ NO_GRADIENTS = Options(MaskArgument(*[None] * len(MaskArgument._fields)), *[None
 
 # The kernels compute with scale, softcap and their ratio in float32 or, for float64 arrays on a GPU, in two float32.
 # The number times log2(e) must not overflow, and the number times 2^-24 must not be denormal.
-LEAST, MOST = 1e-30, 1e38
+MIN_SIZE, MAX_SIZE = 1e-30, 1e38
 
 _MASK_PARTS = len(MaskArgument._fields)
 _NO_DROPOUT = Options().dropout
@@ -325,11 +325,11 @@ def _number(name: str, value: Any) -> float:
 
 def check_size(name: str, number: float) -> None:
     """Raise RedblueError for a number that is not 0 and is outside the range that every kernel supports."""
-    if number and not LEAST <= abs(number) <= MOST:
+    if number and not MIN_SIZE <= abs(number) <= MAX_SIZE:
         zero, advice = "0, or ", "multiply q by the remaining factor beforehand"
         if name == "softcap":  # 0 means no softcap, and a factor of q cannot replace a softcap
             zero, advice = "", "give a softcap nearer to the scores, or None for no softcap"
-        raise RedblueError(f"{name} must be {zero}{LEAST:g} to {MOST:g} in size, got {number:g}: {advice}")
+        raise RedblueError(f"{name} must be {zero}{MIN_SIZE:g} to {MAX_SIZE:g} in size, got {number:g}: {advice}")
 
 
 def _seed(value: Any) -> int:

@@ -15,7 +15,7 @@ from redblue.base.integers import whole_number
 from redblue.kernels.cpu.call import Sizes
 
 NUMBERS = 4
-MOST = 2**31  # queries, and keys, of a whole problem
+MAX_LENGTH = 2**31  # queries, and keys, of a whole problem
 
 
 class Positions(NamedTuple):
@@ -61,9 +61,9 @@ def numbers_of(positions: Positions, heads: int, dropout: float) -> tuple[int, i
             "positions must have n_q for dropout, because the dropped probabilities depend on the number of queries of "
             "the whole problem: give redblue.Positions(queries, keys, n_q, n_k)"
         )
-    n_q = MOST if n_q is None and n_k is None else n_q
+    n_q = MAX_LENGTH if n_q is None and n_k is None else n_q
     n_q, n_k = n_k if n_q is None else n_q, n_q if n_k is None else n_k
-    n_q, n_k = (whole_number(f"positions.{name}", x, 0, MOST) for name, x in (("n_q", n_q), ("n_k", n_k)))
+    n_q, n_k = (whole_number(f"positions.{name}", x, 0, MAX_LENGTH) for name, x in (("n_q", n_q), ("n_k", n_k)))
     first_head = whole_number("positions.first_head", first_head, 0)
     all_heads = heads if all_heads is None else whole_number("positions.heads", all_heads, 0)
     if heads and (all_heads < heads or first_head % all_heads + heads > all_heads):

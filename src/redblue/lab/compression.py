@@ -200,12 +200,12 @@ class _Watched(Field):
     def elementwise(self, ufunc: np.ufunc, inputs: list[Any]) -> np.ndarray:
         value = super().elementwise(ufunc, inputs)
         # A maximum may be a score, but the data decides which one.
-        return value if ufunc in (np.maximum, np.minimum) else self._seen(value)
+        return value if ufunc in (np.maximum, np.minimum) else self._recorded(value)
 
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return self._seen(super().product(a, b))
+        return self._recorded(super().product(a, b))
 
-    def _seen(self, value: np.ndarray) -> np.ndarray:
+    def _recorded(self, value: np.ndarray) -> np.ndarray:
         self.values += 1
         self.computed(value.reshape(-1))
         return value

@@ -13,20 +13,20 @@ import numpy as np
 from redblue.compiled import _core
 from redblue.op import api
 
-MOST = 8  # tables in the cache
+MAX_TABLES = 8  # tables in the cache
 MAX_BYTES = 1 << 22  # most bytes of one call's tables in the cache
 MAX_RESULTS = 32  # results per table
 
 Result = TypeVar("Result")
 
 
-Given = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shape and number type
+Described = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shape and number type
 
 
 class Kept(NamedTuple):
     """Copies of the arguments of an earlier call (None: not given), and results by the other facts they depend on."""
 
-    copies: tuple[tuple[Given, np.ndarray] | None, ...]
+    copies: tuple[tuple[Described, np.ndarray] | None, ...]
     results: dict[Hashable, Any]
 
 
@@ -40,11 +40,11 @@ def known(inputs: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) 
     """
     arrays = []
     for x in inputs:
-        array = None if x is None else _given(x)
+        array = None if x is None else _described(x)
         if array is None and x is not None:
             return make()
         arrays.append(array)
-    kept = _found(arrays)
+    kept = _lookup(arrays)
     if kept and facts in kept.results:
         return kept.results[facts]
     result = make()
@@ -52,7 +52,7 @@ def known(inputs: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) 
     return result
 
 
-def _found(arrays: list[Given | None]) -> Kept | None:
+def _lookup(arrays: list[Described | None]) -> Kept | None:
     for kept in _kept:
         for array, copy in zip(arrays, kept.copies, strict=False):  # equally many; strict=True would cost time
             if array is None or copy is None:
@@ -67,21 +67,21 @@ def _found(arrays: list[Given | None]) -> Kept | None:
     return None
 
 
-def _keep(inputs: tuple[Any, ...], arrays: list[Given | None], facts: Hashable, result: Any) -> None:
+def _keep(inputs: tuple[Any, ...], arrays: list[Described | None], facts: Hashable, result: Any) -> None:
     global _kept
-    kept = _found(arrays)
+    kept = _lookup(arrays)
     if kept is None:
         if sum(array[1] for array in arrays if array) > MAX_BYTES:
             return
         copies = tuple(array and _copied(array, x) for array, x in zip(arrays, inputs, strict=True))
         kept = Kept(copies, {})
-        _kept = (kept, *_kept[: MOST - 1])
+        _kept = (kept, *_kept[: MAX_TABLES - 1])
     if len(kept.results) >= MAX_RESULTS:
         kept.results.clear()
     kept.results[facts] = result
 
 
-def _given(x: Any) -> Given | None:
+def _described(x: Any) -> Described | None:
     """The argument, if it is a contiguous array or tensor of whole numbers on the CPU; else None."""
     if isinstance(x, np.ndarray):
         if not x.flags.c_contiguous or x.dtype.kind not in "iu":
@@ -95,7 +95,7 @@ def _given(x: Any) -> Given | None:
     return x.data_ptr(), x.nbytes, x.shape, dtype
 
 
-def _copied(array: Given, x: Any) -> tuple[Given, np.ndarray]:
+def _copied(array: Described, x: Any) -> tuple[Described, np.ndarray]:
     """A copy of the argument, and its memory."""
     copy = np.array(x.detach().numpy() if api.is_torch(x) else x)
     return (copy.ctypes.data, *array[1:]), copy

@@ -8,8 +8,11 @@ from redblue.compiled import _core
 from support.attention import DTYPES
 
 # By type: ln and log2 of the least normal number, and the largest argument with a guaranteed result.
-LEAST = {"exp": {np.float32: -87.33654, np.float64: -708.3964185322641}, "exp2": {np.float32: -126, np.float64: -1022}}
-MOST = {"exp": {np.float32: 88.0, np.float64: 709.0}, "exp2": {np.float32: 127.0, np.float64: 1023.0}}
+MIN_ARGUMENT = {
+    "exp": {np.float32: -87.33654, np.float64: -708.3964185322641},
+    "exp2": {np.float32: -126, np.float64: -1022},
+}
+MAX_ARGUMENT = {"exp": {np.float32: 88.0, np.float64: 709.0}, "exp2": {np.float32: 127.0, np.float64: 1023.0}}
 PROMISE = {np.float32: 4e-7, np.float64: 4e-16}
 
 both = pytest.mark.parametrize("name", ["exp", "exp2"])
@@ -27,9 +30,11 @@ def arguments(name, dtype):
         spread = np.arange(0, 2**32, 499, np.uint64).astype(np.uint32).view(np.float32)
     else:
         spread = np.concatenate(
-            [np.linspace(-1100, MOST[name][dtype], 1_000_003), -(2.0 ** np.linspace(-1074, 12, 10_007))]
+            [np.linspace(-1100, MAX_ARGUMENT[name][dtype], 1_000_003), -(2.0 ** np.linspace(-1074, 12, 10_007))]
         )
-    ends = np.array([LEAST[name][dtype], MOST[name][dtype], 0, -0.34657359, 0.34657359, -0.5, 0.5, -1, 1, -50], dtype)
+    ends = np.array(
+        [MIN_ARGUMENT[name][dtype], MAX_ARGUMENT[name][dtype], 0, -0.34657359, 0.34657359, -0.5, 0.5, -1, 1, -50], dtype
+    )
     steps = np.arange(-5000, 5000) * np.finfo(dtype).eps / 2
     near = (ends[:, None] + np.maximum(np.abs(ends[:, None]), 1) * steps.astype(dtype)).ravel().astype(dtype)
     return np.concatenate([spread, near])
@@ -39,7 +44,7 @@ def arguments(name, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_relative_error_over_the_whole_range(isa, name, dtype):
     x = arguments(name, dtype)
-    x = x[np.isfinite(x) & (x < MOST[name][dtype])]
+    x = x[np.isfinite(x) & (x < MAX_ARGUMENT[name][dtype])]
     got = power(name, x, isa)
     wide = np.float64 if dtype == np.float32 else np.longdouble
     if np.finfo(wide).eps > np.finfo(dtype).eps / 16:

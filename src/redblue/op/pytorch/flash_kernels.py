@@ -198,7 +198,7 @@ def sdpa_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_backward."""
-    if _is_given(cum_seq_q) or _is_given(cum_seq_k):
+    if _is_present(cum_seq_q) or _is_present(cum_seq_k):
         raise RedblueError(
             "cum_seq_q and cum_seq_k must be None, as for padded batches: call _flash_attention_backward for packed "
             "sequences"
@@ -373,5 +373,5 @@ def _has_two_states() -> bool:
     return torch.ops.aten._flash_attention_forward.default._schema.returns[2].name != "rng_state"
 
 
-def _is_given(x: Tensor | None) -> bool:
+def _is_present(x: Tensor | None) -> bool:
     return x is not None and x.numel() > 0

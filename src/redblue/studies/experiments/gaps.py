@@ -159,7 +159,12 @@ def tables(rows: list[Row]) -> list[Table]:
     return [
         Table("Words over the lower bound", columns, summary),
         Table("The goals", ("direction", "statistic", "reached", "goal", "met"), list(_beside_aims(rows)), 2),
-        Table("The problems", ("problem", "direction", "plans", "median", "90th percentile", "worst"), _each(rows), 2),
+        Table(
+            "The problems",
+            ("problem", "direction", "plans", "median", "90th percentile", "worst"),
+            _problem_lines(rows),
+            2,
+        ),
         Table(
             f"The {LISTED} worst problems of each direction, each at its worst boundary",
             ("problem", "direction", "machine, boundary", "M, words", "schedule", "ratio", "ratio, one boundary alone"),
@@ -178,7 +183,7 @@ def _beside_aims(rows: list[Row]) -> Iterator[tuple[str, ...]]:
             yield direction, name, f"{reached:.2f}", f"{aim:.2f}", "yes" if reached <= aim else "no"
 
 
-def _each(rows: list[Row]) -> list[tuple[str, ...]]:
+def _problem_lines(rows: list[Row]) -> list[tuple[str, ...]]:
     """Lines of the table of problems."""
     lines = []
     for problem, direction in dict.fromkeys((row["problem"], row["direction"]) for row in rows):

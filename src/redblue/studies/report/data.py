@@ -164,7 +164,7 @@ def collect(
         report_progress(done, total, f"{model.name}, {layers.name}")
         key = curve_key(layers.problem)
         if key not in curves:
-            curves[key] = curve(key, [_one(machine) for machine in machines])
+            curves[key] = curve(key, [_machine_of(machine) for machine in machines])
         shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
     report_progress(len(model_layers), total, "running the chosen schedules on numbers")
     verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
@@ -192,7 +192,7 @@ def _devices(machine: Memory | Cluster) -> tuple[Memory, ...]:
     return machine.devices if isinstance(machine, Memory) else ()
 
 
-def _one(machine: Memory | Cluster) -> Memory:
+def _machine_of(machine: Memory | Cluster) -> Memory:
     """The machine itself, or one machine of the cluster."""
     return machine if isinstance(machine, Memory) else machine.memory
 

@@ -18,7 +18,7 @@ from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
 from redblue.problem import DIRECTIONS
 
-LEAST = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
+MINIMUM = {"window": 0} | dict.fromkeys(("n", "n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "words"), 1)
 NAMES = ("mask", "dtype", "direction", "memory", "schedule")
 GRAMMAR = "VALUE, a list A,B,C, or a range FIRST:LAST:xFACTOR or FIRST:LAST:+STEP"
 EXAMPLES = "such as 128, or 64,128,256, or 1Ki:64Ki:x2 (times 2), or 128:512:+64 (plus 64)"
@@ -45,7 +45,7 @@ class Axis:
 
     @property
     def is_number(self) -> bool:
-        return self.name in LEAST
+        return self.name in MINIMUM
 
     @property
     def geometric(self) -> bool:
@@ -73,14 +73,14 @@ def make_axis(name: str, raw: Any) -> Axis:
 
     Raises RedblueError for an unknown axis, text of another form, numbers out of range, and unknown names.
     """
-    if name not in LEAST and name not in NAMES:
-        raise UnknownName("axis", str(name), (*LEAST, *NAMES))
+    if name not in MINIMUM and name not in NAMES:
+        raise UnknownName("axis", str(name), (*MINIMUM, *NAMES))
     several = isinstance(raw, Iterable) and not isinstance(raw, (str, Mask, Memory))
-    parse = _number if name in LEAST else _name
+    parse = _number if name in MINIMUM else _name
     values = [value for part in (raw if several else [raw]) for value in parse(name, part)]
     if not values:
-        raise RedblueError(f"{name} has no values: give {EXAMPLES if name in LEAST else 'at least one'}")
-    if name in LEAST:
+        raise RedblueError(f"{name} has no values: give {EXAMPLES if name in MINIMUM else 'at least one'}")
+    if name in MINIMUM:
         return Axis(name, tuple(dict.fromkeys(values)))
     return Axis(name, tuple(value for i, value in enumerate(values) if value not in values[:i]))
 
@@ -89,9 +89,9 @@ def _number(name: str, raw: Any) -> Sequence[int]:
     """The values of an axis of numbers, from text or from one number. Raises RedblueError."""
     if isinstance(raw, str):
         values = [value for part in raw.split(",") for value in _numbers(name, part.strip(), raw)]
-        whole_number(name, min(values), LEAST[name])
+        whole_number(name, min(values), MINIMUM[name])
         return values
-    return [whole_number(name, raw, LEAST[name], MAX_NUMBER)]
+    return [whole_number(name, raw, MINIMUM[name], MAX_NUMBER)]
 
 
 def _too_large(name: str, raw: str) -> RedblueError:

@@ -17,7 +17,7 @@ from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
 from redblue.problem import Problem
 from redblue.schedules import list_schedules, users
-from redblue.studies.sweep.axes import LEAST, NAMES, Axis, make_axis
+from redblue.studies.sweep.axes import MINIMUM, NAMES, Axis, make_axis
 
 MAX_POINTS = 200_000  # all rows are held in memory
 SIZES = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads")
@@ -143,7 +143,7 @@ def make_sweep(values: Mapping[str, Any]) -> Sweep:
             f"a sweep must be axes by name, such as {{'n': 4096, 'd': '64,128', 'words': 12288}}; got {values!r}"
         )
     axes = {name: make_axis(name, value) for name, value in values.items() if value is not None}
-    axes = {name: axes[name] for name in (*LEAST, *NAMES) if name in axes}
+    axes = {name: axes[name] for name in (*MINIMUM, *NAMES) if name in axes}
     missing = [f"n or {name}" for name in ("n_q", "n_k") if name not in axes and "n" not in axes]
     missing += ["d"] if "d" not in axes else []
     missing += ["words or memory"] if not {"words", "memory"} & set(axes) else []

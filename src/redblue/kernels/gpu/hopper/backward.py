@@ -23,7 +23,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     """
     low = max(0, task.first or 0)  # no query attends the keys before it
     for x in (task.dk, task.dv):
-        _given(x)[:, :, :low].zero_()
+        _present(x)[:, :, :low].zero_()
     work = workspace(task, launch.tiles.rows)
     fused = [_fused_run(task, launch, work, low)] if low < task.sizes.n_k else []
     return [prepare_run(task, work), *fused, finish_run(task, work)]
@@ -32,14 +32,14 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
 def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
     """The launch that writes dk and dv from key `low` on, and adds up dQ in float32."""
     sizes, (rows, cols) = task.sizes, launch.tiles
-    k, v, dk, dv = (_given(x)[:, :, low:] for x in (task.k, task.v, task.dk, task.dv))
+    k, v, dk, dv = (_present(x)[:, :, low:] for x in (task.k, task.v, task.dk, task.dv))
     n_q, n_k = sizes.n_q, sizes.n_k - low
     first, end = (None if edge is None else edge - low for edge in (task.first, task.end))
     # Keys that no query attends may hold NaN, so zeros are read instead
     keys = n_k if end is None else max(0, min(n_k, n_q - 1 + end))
     arguments: dict[str, Any] = {
         "q_desc": _tiles(task.q, n_q, rows),
-        "dout_desc": _tiles(_given(task.dout), n_q, rows),
+        "dout_desc": _tiles(_present(task.dout), n_q, rows),
         "stats_desc": _lines(work.stats, 2 * rows),
         "k_desc": _tiles(k, max(1, keys), cols),
         "v_desc": _tiles(v, max(1, keys), cols),
@@ -64,7 +64,7 @@ def _fused_run(task: Task, launch: Launch, work: Workspace, low: int) -> Run:
     return Run(hopper_backward, (ceil_div(n_k, cols), sizes.streams), arguments, launch.warps, launch.stages)
 
 
-def _given(x: Tensor | None) -> Tensor:
+def _present(x: Tensor | None) -> Tensor:
     """The tensor, which a backward task always has."""
     assert x is not None
     return x
