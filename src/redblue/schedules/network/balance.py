@@ -79,7 +79,8 @@ def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
 
     The candidates are the named placements, blocks dealt in turn, blocks dealt heaviest first to the process with the
     fewest pairs, and consecutive parts with the same number of pairs. Among the candidates within 2 % of the best
-    balance, the one with the fewest missing keys is chosen. No process gets more than 4/3 of the mean number of tokens.
+    balance, the one with the fewest missing keys is chosen. No process gets more tokens than 4/3 of their mean number,
+    or than the mean rounded up if that is larger.
     Raises RedblueError if the mask does not fit n queries and keys, or n is less than `world_size`.
     """
     n, world_size = whole_number("n", n), whole_number("world_size", world_size)
@@ -107,12 +108,16 @@ def _share(pairs: np.ndarray, placement: Placement) -> float:
 
 
 def _candidates(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
-    """Yield placements of all tokens; the first of equally good ones is chosen."""
+    """Yield the placements that give no process too many tokens; the first of equally good ones is chosen."""
+    mean = len(pairs) / world_size
+    most = max(MAX_TOKENS * mean, math.ceil(mean))
+    yield from (placement for placement in _placements(pairs, world_size) if max(placement.lengths) <= most)
+
+
+def _placements(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
     n = len(pairs)
     yield from (placement_of(name, n, world_size) for name in PLACEMENTS)
-    weighted = weighted_contiguous(pairs, world_size)
-    if max(weighted.lengths) <= MAX_TOKENS * n / world_size:
-        yield weighted
+    yield weighted_contiguous(pairs, world_size)
     for blocks in BLOCKS_PER_PROCESS:
         if blocks * world_size <= n:
             yield heaviest_first(pairs, world_size, blocks)
