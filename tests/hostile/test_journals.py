@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
+import redblue as rb
 from redblue import RedblueError
-from redblue.base import journal
 from redblue.base.journal import Journal, journal_path
 from redblue.studies import sweep
 from support.sweeps import SMALL
@@ -130,7 +130,7 @@ def test_random_damage(path):
 
 def test_a_journal_without_checksums_is_refused(path):
     """Journals of format 1 had none: their rows cannot be trusted."""
-    header = {"redblue_sweep": 1, "version": journal.VERSION, "axes": {"n": [1, 2]}, "columns": ["a", "b"]}
+    header = {"redblue_sweep": 1, "version": rb.__version__, "axes": {"n": [1, 2]}, "columns": ["a", "b"]}
     result = outcome(path, json.dumps(header).encode() + b'\n{"point":0,"rows":[[1,0.25]]}\n')
     assert "was written by an older redblue, without checksums: --restart" in result
     with Journal(path, "sweep", {"axes": {"n": [1, 2]}}, 4, restart=True, columns=["a", "b"]) as file:

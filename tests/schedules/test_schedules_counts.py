@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from redblue import Mask, Problem, RedblueError, count, list_schedules, schedules
+from redblue import Mask, Problem, RedblueError, UnknownName, count, list_schedules, schedules
 from redblue.lab import counts
 from redblue.lab.sweep_family import TABLE, fewest, pairs_read
 from redblue.machine import Numeric
@@ -288,3 +288,8 @@ def test_spans_of_flash_cost_queries_and_partial_results(mask, walked):
     whole, cut = (count("flash", problem, tiles=edges | {"span": span}) for span in (64, 16))
     assert cut.reads - whole.reads == (walked - 64) * 8 + walked * 13
     assert cut.writes - whole.writes == walked * 13
+
+
+def test_an_unknown_direction_has_no_schedules_to_list():
+    with pytest.raises(UnknownName, match="unknown direction 'forwards'"):
+        list_schedules("forwards")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import UnknownName
 from redblue.paged_problem import AnyProblem
+from redblue.problem import DIRECTIONS
 from redblue.schedules import (
     flash,
     flash1,
@@ -45,8 +46,10 @@ APPROXIMATE = taylor.SCHEDULES  # only `get` returns them; lists, plans and the 
 def list_schedules(direction: str | None = None) -> list[str]:
     """Return the names of all schedules, or of the schedules with a pass in `direction`.
 
-    direction: "forward", "backward", "gradient_x" or "paged". No schedule has a pass in any other direction.
+    direction: "forward", "backward", "gradient_x" or "paged". Raises UnknownName for any other direction.
     """
+    if direction is not None and direction not in (*DIRECTIONS, "paged"):
+        raise UnknownName("direction", direction, (*DIRECTIONS, "paged"))
     return [name for name, schedule in SCHEDULES.items() if direction is None or direction in schedule.passes]
 
 

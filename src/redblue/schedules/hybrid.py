@@ -1,11 +1,12 @@
 """Hybrid schedule for the regime between the papers' two: rows stay in some products, outputs stay in the others.
 
 Words are in units of n^2 at leading order, with x = d / sqrt(M).
-Forward moves (1 + x)^2 for x >= 1: queries stay while scores are computed (x^2), P is written (1), and outputs stay
+Products that stay as outputs move 2 x words for whole x, and up to 6.1 % more in between (docs/lab/theory.md).
+Forward moves (1 + x)^2 for whole x: queries stay while scores are computed (x^2), P is written (1), and outputs stay
 while P V is summed (2 x). It is best for d^2 / 4 <= M <= d^2.
-Backward moves 5 x^2 + 5 for x <= 1, and 3 x^2 + 4 x + 3 for x > 1. Queries stay while P is computed and written
+Backward moves 5 x^2 + 5 for x <= 1, and 3 x^2 + 4 x + 3 for whole x. Queries stay while P is computed and written
 (x^2 + 1). V_j and dV_j stay while P is read, dV is accumulated and dS is written (2 x^2 + 2). dQ and dK are
-output-stationary products of dS (each 1 + x^2 for x <= 1, 2 x for x > 1). It is best for d^2 / 4 <= M <= 4/3 d^2.
+output-stationary products of dS (each 1 + x^2 for x <= 1, 2 x for whole x). It is best for d^2 / 4 <= M <= 4/3 d^2.
 P and dS are processed in chunks of `chunk` queries and take chunk x n_k words of slow memory each. With several chunks,
 each chunk reads V again, and reads and writes dK and dV.
 Derived in this project (docs/lab/theory.md), by trying every combination of recomputed, spilled and resident arrays.

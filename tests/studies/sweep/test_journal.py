@@ -151,7 +151,7 @@ def test_points_of_another_sweep_are_refused(interrupted, change, says):
 
 
 def test_points_of_another_version_are_refused(interrupted, monkeypatch):
-    monkeypatch.setattr(journal, "VERSION", "99.0")
+    monkeypatch.setattr(journal, "__version__", "99.0")
     refused(interrupted, SMALL, f"was written by redblue {rb.__version__}, this is 99.0")
 
 
