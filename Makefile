@@ -4,6 +4,7 @@ VENV := .venv
 BENCH := .venv-bench
 VLLM := .venv-vllm
 ZENTORCH := .venv-zentorch
+NEWEST_TORCH := .venv-torch-2.15.0
 WHEEL := .venv-wheel
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
@@ -108,7 +109,7 @@ bench: $(BENCH)/redblue.stamp ## measure this machine, the laboratory's speed, a
 	$(BENCH)/bin/python -m benchmarks.cpu.continuous_batching
 	$(BENCH)/bin/python -m benchmarks.cpu.paged
 
-bench-peers: $(VLLM)/vllm.stamp $(ZENTORCH)/peers.stamp ## install the peers of `make bench` that pin a PyTorch (Linux, x86)
+bench-peers: $(ZENTORCH)/peers.stamp $(NEWEST_TORCH)/torch.stamp $(VLLM)/vllm.stamp ## install the peers of `make bench` that need their own PyTorch (Linux, x86)
 
 # Delete build/transformers.jsonl to compare again
 transformers-table: setup $(VENV)/peers.stamp ## compare every model class of transformers on redblue with eager (about ten minutes)
@@ -251,8 +252,8 @@ $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python
 	-r benchmarks/requirements.txt torch
 	@touch $@
 
-# zentorch pins a PyTorch, so benchmarks/cpu/paged runs it in this environment. (vLLM runs in the environment of its
-# tests.)
+# zentorch pins a PyTorch, so the benchmarks run it in a process of this environment. (vLLM runs in the environment of its
+# tests, the newest PyTorch in that of `make test-torch`.)
 $(ZENTORCH)/peers.stamp: $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install zentorch==2.14.0.1 'torch==2.14.*' numpy

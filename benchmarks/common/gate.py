@@ -18,6 +18,25 @@ class Red(Exception):
     """redblue gave a wrong result, so the benchmark prints no numbers."""
 
 
+class Refused(Exception):
+    """A contender does not support a call; the text is the reason."""
+
+
+class PeerFailed(Exception):
+    """A peer in another process raised an exception, or its process ended or did not answer."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(reason)
+        self.peer = peer
+
+
+def why(failure: Exception) -> str:
+    """The reason why a contender does not run a call, in one line."""
+    if isinstance(failure, (Refused, PeerFailed)):
+        return str(failure)
+    return ": ".join([type(failure).__name__, *str(failure).strip().splitlines()[:1]])
+
+
 def scores(
     q: Tensor, k: Tensor, causal: bool = False, attends: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
@@ -47,3 +66,13 @@ def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[
 def within(errors: Sequence[float], allowed: Sequence[float], factor: float) -> bool:
     """Whether each error is at most `factor` times the allowed one. False for NaN."""
     return all(a <= factor * b for a, b in zip(errors, allowed, strict=True))
+
+
+def verdict(contender: str, errors: Sequence[float], allowed: Sequence[float], ours: bool) -> str:
+    """The reason why the results of a contender are wrong, or "". Raises Red if the results of redblue are wrong."""
+    if within(errors, allowed, MAX_OURS if ours else MAX_PEER):
+        return ""
+    wrong = f"too far from float64, {max(errors):.1e}; the textbook expression {max(allowed):.1e}"
+    if ours:
+        raise Red(f"{contender}: {wrong}")
+    return wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,11 +53,11 @@ class Row:
 
 
 def write(path: Path, about: dict[str, Any], rows: list[Row]) -> None:
-    """Write rows as JSON, one per line. about: when, where and how they were measured."""
-    kept = [
-        asdict(row) | {"medians": {name: spread(rates).median for name, rates in row.rates.items()}} for row in rows
-    ]
-    lines = ",\n".join(json.dumps(_rounded(row), separators=(",", ":")) for row in kept)
+    """Write rows as JSON, one per line, without fields that have their defaults.
+
+    about: when, where and how they were measured.
+    """
+    lines = ",\n".join(json.dumps(_rounded(_kept(row)), separators=(",", ":")) for row in rows)
     path.write_text(f'{json.dumps(about)[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
@@ -73,13 +73,26 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     about = json.loads(path.read_text(encoding="utf-8"))
     rows = []
     for kept in about.pop("rows"):
-        kept.pop("medians")
+        kept.pop("medians", None)
         figures = [
             Figure(**figure | {"value": Spread(*figure["value"]), "limit": Limit(*figure["limit"])})
             for figure in kept.pop("figures")
         ]
         rows.append(Row(**kept, figures=figures))
     return about, rows
+
+
+def _kept(row: Row) -> dict[str, Any]:
+    """The fields of a row, and the medians of contenders that were timed more than once."""
+    figures = [_changed(figure) for figure in row.figures]
+    medians = {name: spread(rates).median for name, rates in row.rates.items() if len(rates) > 1}
+    return _changed(row) | {"figures": figures} | ({"medians": medians} if medians else {})
+
+
+def _changed(record: Figure | Row) -> dict[str, Any]:
+    """The fields of the record that differ from their defaults, which are constants or empty."""
+    values = {each.name: (getattr(record, each.name), each.default) for each in fields(record)}
+    return {name: value for name, (value, default) in values.items() if value not in (default, [], {})}
 
 
 def _rounded(value: Any) -> Any:

@@ -16,6 +16,8 @@ Result = TypeVar("Result")
 THREADS = 2  # of every contender
 LONG_SECONDS = 0.5
 LEAST_ROUNDS, LONGEST_SECONDS = 7, 30.0
+IDLE_SECONDS = 0.02
+LOOP_SECONDS = 0.01  # of calls in a loop
 
 
 class Spread(NamedTuple):
@@ -63,25 +65,35 @@ def rate(call: Callable[[], object], work: float, seconds: float) -> float:
             return work * count / elapsed
 
 
+def second_and_looped(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the second call after idle time, and of a call in a loop."""
+    time.sleep(IDLE_SECONDS)
+    first, second = seconds_of(call), seconds_of(call)
+    loop = [second]
+    while sum(loop) < LOOP_SECONDS and first < LOOP_SECONDS:
+        loop.append(seconds_of(call))
+    return second, statistics.median(loop[1:] or loop)
+
+
 def race(
-    contenders: Mapping[str, Callable[[], float]], rounds: int, seconds: float = LONGEST_SECONDS
-) -> dict[str, list[float]]:
-    """The rates of each contender, one per round, after a warm-up round that is not reported.
+    contenders: Mapping[str, Callable[[], Result]], rounds: int, seconds: float = LONGEST_SECONDS, warm_ups: int = 1
+) -> dict[str, list[Result]]:
+    """The results (rates or times) of each contender, one per round, after warm-up rounds that are not reported.
 
     Every second round runs in the opposite order, because each contender inherits the caches and the heat of the
     previous one. The race stops early if `seconds` have passed and at least LEAST_ROUNDS rounds are complete.
     """
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    results: dict[str, list[Result]] = {name: [] for name in contenders}
     turns = list(contenders.items())
     start = time.perf_counter()
-    for number in range(rounds + 1):
-        if number > LEAST_ROUNDS and time.perf_counter() - start > seconds:
+    for number in range(-warm_ups, rounds):
+        if number >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
             break
-        for name, measured in turns if number % 2 else turns[::-1]:
+        for name, measured in turns[::-1] if number % 2 else turns:
             value = measured()
-            if number:
-                rates[name].append(value)
-    return rates
+            if number >= 0:
+                results[name].append(value)
+    return results
 
 
 def ratio(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> Spread:

@@ -27,7 +27,7 @@ import transformers  # pyright: ignore[reportMissingImports]
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, write
 from benchmarks.common.timing import THREADS, race, ratio
-from benchmarks.cpu.peers import SHORT
+from benchmarks.cpu.calls import SHORT
 from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.transformers import register
 from redblue.kernels.cpu.call import isa

@@ -28,6 +28,7 @@ from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
 from benchmarks.common.results import Figure, Limit, Row, merged, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.attention import about, show
+from benchmarks.cpu.in_jax import compiled, finished
 from benchmarks.cpu.measures import Bench
 from redblue.jax import dot_product_attention
 from redblue.lab import reference
@@ -88,15 +89,10 @@ CASES = (
 )
 
 
-def compiled(contender: str, case: Case, direction: str) -> Callable[..., Any]:
-    """The contender under jit, as a function of query, key, value and the gradient of the output."""
-    attend = partial(CONTENDERS[contender], **case.options)
-
-    def both(q: Any, k: Any, v: Any, dout: Any) -> Any:
-        out, backward = jax.vjp(attend, q, k, v)
-        return out, *backward(dout)
-
-    return jax.jit(both if direction != DIRECTIONS[0] else lambda q, k, v, dout: (attend(q, k, v),))
+def runs(case: Case, direction: str) -> dict[str, Callable[..., Any]]:
+    """The contenders under jit."""
+    both = direction != DIRECTIONS[0]
+    return {name: compiled(attend, both, **case.options) for name, attend in CONTENDERS.items()}
 
 
 def exact(case: Case, direction: str) -> list[np.ndarray]:
@@ -114,10 +110,8 @@ def check(case: Case) -> None:
     for direction in case.directions:
         expected = [torch.from_numpy(np.ascontiguousarray(x)) for x in exact(case, direction)]
         errors = {
-            name: relative_errors(
-                [torch.from_numpy(np.array(x, np.float64)) for x in compiled(name, case, direction)(*inputs)], expected
-            )
-            for name in CONTENDERS
+            name: relative_errors([torch.from_numpy(np.array(x, np.float64)) for x in call(*inputs)], expected)
+            for name, call in runs(case, direction).items()
         }
         if not within(errors[REDBLUE], errors[JAX], MAX_OURS):
             raise Red(f"{case.title}, {direction}: errors {errors[REDBLUE]}, errors of JAX {errors[JAX]}")
@@ -126,18 +120,14 @@ def check(case: Case) -> None:
 def run(case: Case, direction: str, bench: Bench) -> Row:
     """Time both contenders in turns."""
     inputs = [jnp.asarray(x) for x in case.arrays()]
-    calls = {name: compiled(name, case, direction) for name in CONTENDERS}
     flops = case.flops(direction) / 1e9
     measured = {
-        name: partial(rate, partial(_finished, call, inputs), flops, bench.seconds) for name, call in calls.items()
+        name: partial(rate, partial(finished, call, inputs), flops, bench.seconds)
+        for name, call in runs(case, direction).items()
     }
     rates = race(measured, bench.rounds)
     figures = [Figure("redblue over JAX", ratio(rates, REDBLUE, JAX), Limit(must=LEAST_RATIO))]
     return Row("JAX", f"{case.title}, {direction}", figures, rates)
-
-
-def _finished(call: Callable[..., Any], inputs: list[Any]) -> None:
-    jax.block_until_ready(call(*inputs))
 
 
 def arguments() -> argparse.Namespace:

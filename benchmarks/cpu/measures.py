@@ -22,7 +22,8 @@ from benchmarks.common.peak import multiply_adds
 from benchmarks.common.results import Figure, Limit, Row, read
 from benchmarks.common.timing import THREADS, race, rate, ratio, seconds_of, spread
 from benchmarks.cpu import gate, masked, tiles, training
-from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, SHORT, Call, contender, missing
+from benchmarks.cpu.calls import SHORT, Call
+from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, contender, missing
 from redblue.catalogue.detect import detect_cpu
 from redblue.compiled import _core
 from redblue.masks import Mask
@@ -59,9 +60,8 @@ class Bench:
         """Functions that measure the rates of the contenders that passed the gate."""
         runs = {}
         for peer in (REDBLUE, *(peer for peer in peers if peer in self.peers)):
-            run = contender(peer, call) if peer in self.errors[call.title] else None
-            if run is not None:
-                runs[peer] = partial(rate, run, work or call.flops / 1e9, self.seconds)
+            if peer in self.errors[call.title]:
+                runs[peer] = partial(rate, contender(peer, call), work or call.flops / 1e9, self.seconds)
         return runs
 
     def note(self, call: Call, peers: tuple[str, ...]) -> str:
@@ -245,7 +245,6 @@ def overhead() -> Measure:
         contenders = {}
         for name in (REDBLUE, PYTORCH):
             run_once = contender(name, call)
-            assert run_once is not None
 
             def many(run_once: Callable[[], object] = run_once) -> None:
                 with torch.no_grad():
@@ -271,7 +270,7 @@ def after_us() -> Measure:
     def run(bench: Bench) -> Row:
         matmul, rates = _matmul(), {}
         runs = {name: contender(name, NEIGHBOUR) for name in (REDBLUE, PYTORCH)}
-        contenders = {name: partial(_second, run, matmul, bench.seconds) for name, run in runs.items() if run}
+        contenders = {name: partial(_second, run, matmul, bench.seconds) for name, run in runs.items()}
         rates = race(contenders, bench.rounds)
         slower = ratio(rates, PYTORCH, REDBLUE)
         figures = [Figure("time, over that after SDPA", slower, Limit(1.05), at_most=True)]
@@ -286,7 +285,6 @@ def after_them() -> Measure:
 
     def run(bench: Bench) -> Row:
         ours = contender(REDBLUE, NEIGHBOUR)
-        assert ours is not None
         before = {"after a matmul": _matmul(), "after itself": ours}
         contenders = {name: partial(_second, first, ours, bench.seconds) for name, first in before.items()}
         rates = race(contenders, bench.rounds)

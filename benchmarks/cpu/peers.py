@@ -1,68 +1,30 @@
-"""The contenders, redblue and its peers. Each is called as its users call it, in the layout that suits it best.
+"""The contenders of one process, redblue and its peers. Each is called as its users call it, in its best layout.
 
-`contender` builds a function without arguments for one call. The function computes the results and returns them as
-PyTorch tensors: [out], or [dq, dk, dv]. All contenders use `THREADS` threads and inputs that exist before the call.
+`contender` builds a function without arguments for one call. The function computes the results, which `as_tensors`
+turns into PyTorch tensors: [out], or [dq, dk, dv]. All contenders use `THREADS` threads and inputs that exist before
+the call.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from importlib import metadata
+from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.gate import Refused
 from benchmarks.common.timing import THREADS, fastest
+from benchmarks.cpu.calls import DTYPES, Call, Inputs, Run, in_torch, inputs, pytorch
 
-REDBLUE, PYTORCH, ONNXRUNTIME, OPENVINO = "redblue", "PyTorch", "ONNX Runtime", "OpenVINO"
-MODULES = {PYTORCH: ("torch",), ONNXRUNTIME: ("onnxruntime", "onnx"), OPENVINO: ("openvino",)}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
-Run = Callable[[], "list[torch.Tensor]"]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of attention, on one batch."""
-
-    d: int
-    dtype: str = "float32"
-    direction: str = "forward"
-    n_q: int = 2048
-    n_k: int = 2048
-    heads: int = 4
-    causal: bool = False
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of two products forward, or five backward, with a full mask."""
-        return {"forward": 4, "backward": 10}[self.direction] * self.heads * self.n_q * self.n_k * self.d
-
-    @property
-    def title(self) -> str:
-        n = f"n {self.n_q}" if self.n_q == self.n_k else f"n_q {self.n_q}, n_k {self.n_k}"
-        return f"{SHORT[self.dtype]} {self.direction}, H {self.heads}, {n}, d {self.d}{', causal' * self.causal}"
-
-
-class Inputs(NamedTuple):
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-
-
-def inputs(call: Call, dtype: torch.dtype | None = None) -> Inputs:
-    """Tensors (1, H, n, d), contiguous, normally distributed, equal for equal calls."""
-    generator = torch.Generator().manual_seed(call.d)
-    rows = (call.n_q, call.n_k, call.n_k, call.n_q)
-    drawn = [torch.randn(1, call.heads, n, call.d, generator=generator).to(DTYPES[call.dtype]) for n in rows]
-    return Inputs(*(x.to(dtype) if dtype else x for x in drawn))
+REDBLUE, PYTORCH, ONNXRUNTIME, OPENVINO, JAX = "redblue", "PyTorch", "ONNX Runtime", "OpenVINO", "JAX"
+MODULES = {PYTORCH: ("torch",), ONNXRUNTIME: ("onnxruntime", "onnx"), OPENVINO: ("openvino",), JAX: ("jax",)}
 
 
 def missing(peer: str) -> list[str]:
@@ -70,39 +32,30 @@ def missing(peer: str) -> list[str]:
     return [module for module in MODULES.get(peer, ()) if importlib.util.find_spec(module) is None]
 
 
-def contender(peer: str, call: Call) -> Run | None:
-    """A function that runs the call; None if the peer does not support it."""
-    makers = {REDBLUE: _redblue, PYTORCH: _pytorch, ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}
+def version(peer: str) -> str:
+    return metadata.version(MODULES[peer][0])
+
+
+def contender(peer: str, call: Call) -> Run:
+    """A function that runs the call. Raises Refused if the peer does not support it."""
+    makers = {REDBLUE: _redblue, PYTORCH: pytorch, ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino, JAX: _jax}
     return makers[peer](call, inputs(call))
 
 
-def gradients(forward: Callable[..., torch.Tensor], x: Inputs) -> Run:
-    """A run of only the backward pass. The graph is recorded once and kept."""
-    leaves = [array.requires_grad_() for array in x[:3]]
-    out = forward(*leaves)
-    return lambda: list(torch.autograd.grad(out, leaves, x.dout, retain_graph=True))
-
-
-def _in_torch(call: Call, x: Inputs, forward: Callable[..., torch.Tensor]) -> Run:
-    if call.direction == "backward":
-        return gradients(forward, x)
-    return lambda: [forward(x.q, x.k, x.v)]
+def as_tensors(results: Sequence[Any]) -> list[torch.Tensor]:
+    """The results of a contender as tensors (1, H, n, d). JAX's arrays are (1, n, H, d)."""
+    return [x if isinstance(x, torch.Tensor) else torch.from_dlpack(x).transpose(1, 2) for x in results]
 
 
 def _redblue(call: Call, x: Inputs) -> Run:
     mask = rb.Mask.causal() if call.causal else None
-    return _in_torch(call, x, lambda q, k, v: rb.attention(q, k, v, mask=mask))
+    return in_torch(call.direction, x, lambda q, k, v: rb.attention(q, k, v, mask=mask))
 
 
-def _pytorch(call: Call, x: Inputs) -> Run:
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    return _in_torch(call, x, lambda q, k, v: sdpa(q, k, v, is_causal=call.causal))
-
-
-def _onnxruntime(call: Call, x: Inputs) -> Run | None:
+def _onnxruntime(call: Call, x: Inputs) -> Run:
     """ONNX Runtime's fused MultiHeadAttention, with K and V in the faster layout: (B, H, n, d) or (B, n, H d)."""
-    if call.direction == "backward" or call.dtype != "float32" or call.causal:
-        return None
+    if call.direction != "forward" or call.dtype != "float32":
+        raise Refused("its op has float32 and the forward pass only")
     heads_inside = [array.transpose(1, 2).reshape(1, -1, call.heads * call.d).contiguous() for array in x[:3]]
     return fastest([_onnx_session(call, heads_inside), _onnx_session(call, [heads_inside[0], x.k, x.v])])  # pyright: ignore[reportReturnType]
 
@@ -112,9 +65,8 @@ def _onnx_session(call: Call, arrays: list[torch.Tensor]) -> Run:
     from onnxruntime import InferenceSession, OrtValue, SessionOptions  # pyright: ignore[reportMissingImports]
 
     out = torch.empty(1, call.n_q, call.heads * call.d)
-    node = helper.make_node(
-        "MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft", num_heads=call.heads
-    )
+    options = {"num_heads": call.heads, "unidirectional": int(call.causal)}
+    node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["out"], domain="com.microsoft", **options)
     q, k, v, o = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, tuple(array.shape))
         for name, array in zip(("q", "k", "v", "out"), (*arrays, out), strict=True)
@@ -146,15 +98,17 @@ def _openvino_core() -> Any:
     return importlib.import_module("openvino").Core()
 
 
-def _openvino(call: Call, x: Inputs) -> Run | None:
+def _openvino(call: Call, x: Inputs) -> Run:
     """OpenVINO's operator ScaledDotProductAttention, computed in the type of its inputs."""
-    if call.direction == "backward" or call.dtype == "float16" or call.causal:
-        return None
+    if call.direction != "forward" or call.dtype == "float16":
+        raise Refused("its op has no float16 and no backward pass")
+    if call.dtype == "bfloat16" and call.n_q == 1:
+        raise Refused("its op crashes in bfloat16 with one query (OpenVINO 2026.4.1)")
     ov, ops = importlib.import_module("openvino"), importlib.import_module("openvino.opset13")
     name = {"float32": "f32", "bfloat16": "bf16"}[call.dtype]
     kind = getattr(ov.Type, name)
     parameters = [ops.parameter(list(array.shape), kind, name=letter) for letter, array in zip("qkv", x, strict=False)]
-    node = ops.result(ops.scaled_dot_product_attention(*parameters, causal=False))
+    node = ops.result(ops.scaled_dot_product_attention(*parameters, causal=call.causal))
     options = {
         "INFERENCE_NUM_THREADS": THREADS,
         "NUM_STREAMS": 1,
@@ -177,3 +131,18 @@ def _openvino(call: Call, x: Inputs) -> Run | None:
         return [out]
 
     return run
+
+
+def _jax(call: Call, x: Inputs) -> Run:
+    """jax.nn.dot_product_attention under jit, in JAX's layout (B, n, H, d)."""
+    os.environ.setdefault("PJRT_NPROC", str(THREADS))  # read when JAX starts its threads
+    from benchmarks.cpu.in_jax import compiled, finished
+
+    jax = importlib.import_module("jax")
+    if call.direction == "backward":
+        raise Refused("its backward pass alone is not timed")
+    if call.dtype == "float16":
+        raise Refused("its op has no float16 on CPUs")
+    arrays = [jax.numpy.from_dlpack(array.transpose(1, 2).contiguous()) for array in x]
+    run = compiled(jax.nn.dot_product_attention, call.direction == "training", is_causal=call.causal)
+    return lambda: finished(run, arrays)[-3:]

@@ -8,7 +8,7 @@ from functools import partial
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.timing import THREADS, race, rate, seconds_of
-from benchmarks.cpu.peers import Call, inputs
+from benchmarks.cpu.calls import Call, inputs
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
 

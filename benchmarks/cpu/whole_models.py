@@ -30,7 +30,7 @@ from benchmarks.common.gate import MAX_OURS, relative_errors, within
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
 from benchmarks.common.timing import LONGEST_SECONDS, THREADS, race, rate, ratio, shown_ratio
-from benchmarks.cpu.peers import SHORT
+from benchmarks.cpu.calls import SHORT
 from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.transformers import register
 from redblue.kernels.cpu.call import isa

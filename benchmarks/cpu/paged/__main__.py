@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import sys
 import time
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.gate import Red
-from benchmarks.common.kept import changed, repeat_notice
+from benchmarks.common.journal import Journal, core
+from benchmarks.common.other_process import LIBRARIES, VLLM, ZENTORCH, started
 from benchmarks.common.places import RESULTS
-from benchmarks.common.results import Row, read, write
+from benchmarks.common.results import Row, read
 from benchmarks.common.timing import THREADS, with_seconds
 from benchmarks.cpu import attention
 from benchmarks.cpu.measures import Bench
@@ -38,10 +37,8 @@ from benchmarks.cpu.paged.gate import gate
 from benchmarks.cpu.paged.grid import measures
 from benchmarks.cpu.paged.huge_pages import huge_share
 from benchmarks.cpu.paged.measures import Measure, Settings, checked
-from benchmarks.cpu.paged.others import PYTHONS, VLLM, ZENTORCH, Other
 from benchmarks.cpu.paged.page import draw, tables
 from redblue.base.progress import INTERRUPTED, progress_bar
-from redblue.compiled import _core
 
 KEPT = RESULTS / "paged.json"
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch reads it at its first allocation
@@ -52,11 +49,6 @@ FINGERPRINT = (
     "core",
     "huge_pages",
 )  # rows of runs that differ in one of these are measured again
-
-
-def core() -> str:
-    """A hash of the compiled core, which identifies the code that is timed."""
-    return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()[:16]
 
 
 def arguments() -> argparse.Namespace:
@@ -73,9 +65,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="only compare redblue with float64")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     parser.add_argument("--profile", metavar="TEXT", help="call redblue in a loop, for a profiler: the first such row")
-    for peer, python in PYTHONS.items():
-        name = f"--{peer.lower()}-python"
-        parser.add_argument(name, type=Path, default=python, help=f"a Python that has {peer} (%(default)s)")
+    for peer in (VLLM, ZENTORCH):
+        python, help_text = LIBRARIES[peer].python, f"a Python that has {peer} (%(default)s)"
+        parser.add_argument(f"--{peer.lower()}-python", type=Path, default=python, help=help_text)
     parser.add_argument("--json", type=Path, help=f"file for the results (default: {KEPT.name} if the run is whole)")
     parser.add_argument(
         "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
@@ -96,48 +88,19 @@ def arguments() -> argparse.Namespace:
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
-    """The settings, with the peers that have an environment. Prints the reason why a peer has none."""
+    """The settings, with the peers whose processes start. Prints the reasons why the others are absent."""
     settings = Settings(given.rounds, given.seconds, given.alone)
-    pythons = {VLLM: given.vllm_python, ZENTORCH: given.zentorch_python}
-    for peer, python in pythons.items() if not given.alone else ():
-        if python.exists():
-            settings.others.append(Other(peer, python))
-        else:
-            settings.absent[peer] = f"{peer} is not measured: there is no {python} (make bench-peers)"
-            print(settings.absent[peer], file=sys.stderr)
+    if not (given.alone or given.check):
+        pythons = {VLLM: given.vllm_python, ZENTORCH: given.zentorch_python}
+        settings.others, settings.absent = started(pythons, "benchmarks.cpu.paged.others")
+        for peer, reason in settings.absent.items():
+            print(f"{peer} is not measured: {reason}", file=sys.stderr)
     return settings
-
-
-class Journal:
-    """The rows of one run, in the order of the grid, in a file that is written after every row.
-
-    path: None keeps no file. facts: of the run; the file's rows are kept if its facts agree on FINGERPRINT.
-    """
-
-    def __init__(self, path: Path | None, facts: dict[str, Any], resume: bool) -> None:
-        self.path, self.facts = path, facts
-        self.rows: dict[str, Row] = {}
-        if resume and path and path.exists():
-            of_file, rows = read(path)
-            differ = changed(of_file, {name: facts[name] for name in FINGERPRINT})
-            if differ:
-                print(repeat_notice(len(rows), "rows", differ), file=sys.stderr)
-            else:
-                self.rows = {f"{row.measure}, {row.case}": row for row in rows}
-
-    def in_order(self, measures: list[Measure]) -> list[Row]:
-        return [self.rows[each.title] for each in measures if each.title in self.rows]
-
-    def keep(self, row: Row, measures: list[Measure]) -> None:
-        self.rows[f"{row.measure}, {row.case}"] = row
-        self.facts["complete"] = len(self.in_order(measures)) == len(measures)
-        if self.path:
-            write(self.path, self.facts, self.in_order(measures))
 
 
 def run(rows: list[Measure], settings: Settings, journal: Journal, most: int = 0) -> None:
     """Measure the rows that the journal lacks, at most `most` of them (0: all). Raises Red if redblue is wrong."""
-    missing = [row for row in rows if row.title not in journal.rows]
+    missing = [row for row in rows if row.title not in journal.kept]
     with (
         progress_bar("checked and timed", "rows", len(rows)) as move,
         contextlib.suppress(KeyboardInterrupt),  # the journal has the rows so far
@@ -147,10 +110,7 @@ def run(rows: list[Measure], settings: Settings, journal: Journal, most: int = 0
             load = os.getloadavg()[0]
             measured, seconds = with_seconds(partial(named, row, settings))
             measured.parameters["load_before"] = load
-            journal.facts["versions"] |= {
-                other.peer: " on torch ".join(other.versions.values()) for other in settings.others if other.versions
-            }
-            journal.keep(measured, rows)
+            journal.keep(measured)
             print(f"{row.title}: {seconds:.0f} s", file=sys.stderr)
 
 
@@ -212,9 +172,10 @@ def main() -> None:
     path = given.json or (KEPT if whole else None)
     facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
     facts["versions"] |= {"transformers": metadata.version("transformers")}
+    facts["versions"] |= {other.peer: other.version for other in settings.others}
     facts |= {"complete": False, "absent": settings.absent, "core": core()}
     facts["huge_pages"] = huge_share() > 0.9
-    journal = Journal(path, facts, given.resume)
+    journal = Journal(path, facts, [row.title for row in given.rows], FINGERPRINT, given.resume)
     try:
         if given.check:
             check(given.rows)
@@ -227,7 +188,7 @@ def main() -> None:
     finally:
         for other in settings.others:
             other.close()
-    rows = journal.in_order(given.rows)
+    rows = journal.rows
     show(facts, rows)
     if path and rows:
         draw(facts, rows, path.with_suffix(".svg"))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+from benchmarks.cpu.calls import DTYPES
+
 ROWS_OUTSIDE, HEADS_OUTSIDE = (
     "rows outside",
     "heads outside",

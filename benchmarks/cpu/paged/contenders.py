@@ -9,6 +9,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.gate import Refused
 from benchmarks.common.peak import multiply_adds
 from benchmarks.common.timing import THREADS
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, newest
@@ -22,10 +23,6 @@ READS, PRODUCTS = "measured reads", "measured multiply-adds"
 MAX_BYTES, MAX_FLOPS = 2 << 30, 3e11  # of one call of transformers; larger calls are skipped
 OVER_LAST_CACHE = 4  # size over the last cache, so that the cache holds only a small part
 CAUSAL = rb.Mask.causal(align="bottom-right")
-
-
-class Refused(Exception):
-    """This contender does not run this call; the text is the reason."""
 
 
 def redblue(call: Call, x: Inputs, prefix_pages: int | None = None) -> Run:

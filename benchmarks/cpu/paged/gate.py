@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, unfused, within
+from benchmarks.common.gate import relative_errors, unfused, verdict
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
 from benchmarks.cpu.paged.contenders import CONTIGUOUS, REDBLUE
 
@@ -22,13 +22,8 @@ class Gate(NamedTuple):
 
     def check(self, name: str, result: torch.Tensor) -> str:
         """The reason why a peer's result is wrong, or "" if it is right. Raises Red if a result of redblue is wrong."""
-        (error,) = relative_errors([result[:, :, self.heads]], [self.exact])
-        if within([error], [self.allowed], MAX_OURS if name.startswith(OURS) else MAX_PEER):
-            return ""
-        why = f"too far from float64, {error:.1e}; the textbook expression {self.allowed:.1e}"
-        if name.startswith(OURS):
-            raise Red(f"{name}: {why}")
-        return why
+        errors = relative_errors([result[:, :, self.heads]], [self.exact])
+        return verdict(name, errors, [self.allowed], ours=name.startswith(OURS))
 
 
 def gate(call: Call, x: Inputs) -> Gate:

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.gate import PeerFailed, Refused
+from benchmarks.common.other_process import Other, raced
 from benchmarks.common.results import Figure, Limit, Row
 from benchmarks.common.timing import THREADS, race, rate, ratio, spread
-from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, SHORT, Call, Inputs, inputs
+from benchmarks.cpu.calls import SHORT
+from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, Call, Inputs, inputs
 from benchmarks.cpu.paged.contenders import (
     CONTIGUOUS,
     GATHERED,
@@ -21,7 +24,6 @@ from benchmarks.cpu.paged.contenders import (
     READS,
     REDBLUE,
     TRANSFORMERS,
-    Refused,
     last_cache,
     products,
     reads,
@@ -29,7 +31,6 @@ from benchmarks.cpu.paged.contenders import (
 )
 from benchmarks.cpu.paged.gate import Gate, gate
 from benchmarks.cpu.paged.gathered import Run
-from benchmarks.cpu.paged.others import Other, PeerFailed
 
 READ_SHARE = Limit(0.85)
 CONTIGUOUS_SHARE = Limit(0.95)
@@ -105,7 +106,7 @@ def compared(measure: Measure, settings: Settings) -> Row:
         contenders |= _peers(call, x, known, settings, notes)
     contenders[READS] = reads(call.bytes, work, settings.seconds)
     contenders[PRODUCTS] = products(call, work, settings.seconds)
-    rates = _raced(contenders, settings, notes)
+    rates = raced(contenders, settings.rounds, notes)
     for other in settings.others:
         other.drop()
     figures = roof_figures(call, rates, measure.limits) + peer_figures(rates, measure.limits)
@@ -132,23 +133,16 @@ def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[s
         else:
             found[name] = timed(run, work, settings)
     for other in settings.others:
-        result = other.load(call)
-        why = result if isinstance(result, str) else known.check(other.peer, result)
-        if why:
-            notes[other.peer] = why
+        try:
+            wrong = known.check(other.peer, other.load(call.to_json()))
+        except (Refused, PeerFailed) as refused:
+            notes[other.peer] = str(refused)
+            continue
+        if wrong:
+            notes[other.peer] = wrong
         else:
-            found[other.peer] = partial(other.rate, work, settings.seconds)
+            found[other.peer] = partial(other.time, rate, work, settings.seconds)
     return found
-
-
-def _raced(contenders: Contenders, settings: Settings, notes: dict[str, str]) -> dict[str, list[float]]:
-    """The rates. If a peer's process fails, the race starts again without that peer."""
-    try:
-        return race(contenders, settings.rounds)
-    except PeerFailed as failure:
-        notes[failure.peer] = str(failure)
-        rest = {name: measured for name, measured in contenders.items() if name != failure.peer}
-        return _raced(rest, settings, notes)
 
 
 def roof_figures(call: Call, rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:

@@ -1,114 +1,128 @@
-"""Peers in separate processes, each with its own Python, timed in alternation with the contenders of this process."""
+"""The peers that need their own PyTorch, for calls on paged caches. Their processes import this module, not redblue."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import subprocess
-import tempfile
-from pathlib import Path
-from typing import IO, Any
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.places import ROOT
-from benchmarks.common.timing import THREADS
-from benchmarks.cpu.paged.calls import Call
+from benchmarks.common.gate import Refused
+from benchmarks.common.other_process import VLLM, ZENTORCH
+from benchmarks.cpu.paged.calls import Call, Inputs, inputs, sequence
+from benchmarks.cpu.paged.gathered import Run, gathered
 
-VLLM, ZENTORCH = "vLLM", "zentorch"
-PYTHONS = {VLLM: ROOT / ".venv-vllm/bin/python", ZENTORCH: ROOT / ".venv-zentorch/bin/python"}
-LONGEST_SECONDS = 240  # for an answer
-
-
-class PeerFailed(Exception):
-    """The process of a peer ended, or did not answer."""
-
-    def __init__(self, peer: str, why: str) -> None:
-        super().__init__(why)
-        self.peer = peer
+BLOCK = 32  # keys of vLLM's pages; its CPU backend requires a multiple of 32
 
 
-class Other:
-    """A peer in a separate process, which starts with the first request and again after a failure."""
+def zentorch(call: Call, x: Inputs) -> Run:
+    """Gather, then zentorch's SDPA; zentorch has no paged attention."""
+    importlib.import_module("zentorch")
+    if call.d_v:
+        raise Refused("its SDPA wants keys and values of one width")
 
-    def __init__(self, peer: str, python: Path) -> None:
-        self.peer, self.python = peer, python
-        self.process: subprocess.Popen[bytes] | None = None
-        self.errors: IO[bytes] | None = None  # the standard error of the process
-        self.versions: dict[str, str] = {}
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+        return torch.ops.zentorch.zentorch_sdpa(q, k, v, 0.0, False, attn_mask=mask)[0]
 
-    def load(self, call: Call) -> torch.Tensor | str:
-        """Prepare the call for timing. Returns its result, or the reason why the peer does not run it."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/out.pt"
-            try:
-                answer = self._ask({"do": "load", "call": call.to_json(), "out": path})
-            except PeerFailed as failure:
-                return str(failure)
-            return answer["refused"] if "refused" in answer else torch.load(path)
+    return gathered(call, x, sdpa)
 
-    def rate(self, work: float, seconds: float) -> float:
-        """Raises PeerFailed if the process ends."""
-        return self._ask({"do": "time", "work": work, "seconds": seconds})["rate"]
 
-    def drop(self) -> None:
-        """Free the memory of the call."""
-        if self.process:
-            self._ask({"do": "drop"})
+def vllm(call: Call, x: Inputs) -> Run:
+    """The op of vLLM's CPU_ATTN, or of its CPU_MLA."""
+    if call.tree:
+        raise Refused("its op has no tree masks")
+    if call.d_v:
+        return _vllm_mla(call, x)
+    caches = [(sequence(x.k, x, b), sequence(x.v, x, b)) for b in range(call.batch)]
+    order = torch.randperm(sum(-(-n // BLOCK) for n in call.lengths))
+    return vllm_attention(x.q, caches, order, causal=True)
 
-    def close(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.communicate()
-            _opened(self.errors).close()
-            self.process = self.errors = None
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        process = self.process or self._started()
-        try:
-            _opened(process.stdin).write(json.dumps(question).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._ended() from None
-        return self._answer()
+def vllm_attention(
+    q: torch.Tensor, caches: Sequence[tuple[torch.Tensor, torch.Tensor]], order: torch.Tensor, causal: bool
+) -> Run:
+    """The op of vLLM's CPU_ATTN, on pages of its own layout.
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Start a process whose libraries use THREADS threads. Its first line of output names the versions."""
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self.process = subprocess.Popen(
-            [str(self.python), "-m", "benchmarks.cpu.paged.child", self.peer],
-            cwd=ROOT,
-            env=environment | {"OMP_NUM_THREADS": str(THREADS)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            bufsize=0,  # so that `select` sees every unread line
+    q: (B, n_q, H, d). caches: keys and values of each sequence, (n_k, H_kv, d). order: of the pages. causal: the
+    queries are the newest rows, and each attends the keys up to its own. vLLM fills its pages when the keys are made,
+    and makes its schedule once for all layers, so neither is timed.
+    """
+    ops = importlib.import_module("vllm._custom_ops")
+    backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn")
+    batch, n_q, heads, d = q.shape
+    kv_heads = caches[0][0].shape[1]
+    isa = backend._get_attn_isa(q.dtype, BLOCK, d)
+    lengths = torch.tensor([len(k) for k, _ in caches], dtype=torch.int32)
+    needed = [-(-n // BLOCK) for n in lengths.tolist()]
+    table = torch.zeros(batch, max(needed), dtype=torch.int32)
+    for row, own in zip(table, order.int().split(needed), strict=True):
+        row[: len(own)] = own
+    pages = torch.zeros(len(order), kv_heads, 2 * BLOCK, d, dtype=q.dtype)
+    k_pages, v_pages = pages.chunk(2, dim=2)
+    for row, (k, v) in zip(table, caches, strict=True):
+        positions = torch.arange(len(k))
+        slots = row[positions // BLOCK].long() * BLOCK + positions % BLOCK
+        ops.cpu_attn_reshape_and_cache(k, v, k_pages, v_pages, slots, isa)
+    starts = torch.arange(batch + 1, dtype=torch.int32) * n_q
+    schedule = ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=batch,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=d,
+        seq_lens=lengths,
+        dtype=q.dtype,
+        query_start_loc=starts,
+        causal=causal,
+        sliding_window_size=-1,
+        isa=isa,
+        enable_kv_split=True,
+    )
+    queries = q.flatten(0, 1).contiguous()
+    out = torch.empty_like(queries)
+
+    def run() -> torch.Tensor:
+        ops.cpu_attention_with_kv_cache(
+            query=queries,
+            key_cache=k_pages,
+            value_cache=v_pages,
+            output=out,
+            query_start_loc=starts,
+            seq_lens=lengths,
+            scale=d**-0.5,
+            causal=causal,
+            alibi_slopes=None,
+            sliding_window=-1,
+            block_table=table,
+            softcap=0.0,
+            scheduler_metadata=schedule,
+            s_aux=None,
         )
-        self.versions = self._answer()
-        return self.process
+        return out.view(batch, n_q, heads, d)
 
-    def _answer(self) -> dict[str, Any]:
-        assert self.process is not None
-        pipe = _opened(self.process.stdout)
-        ready, _, _ = select.select([pipe], [], [], LONGEST_SECONDS)
-        if not ready:
-            self.close()
-            raise PeerFailed(self.peer, f"no answer within {LONGEST_SECONDS} s")
-        line = pipe.readline()
-        if not line:
-            raise self._ended()
-        return json.loads(line)
-
-    def _ended(self) -> PeerFailed:
-        """The failure of a process that ended, with the last line of its standard error."""
-        errors = _opened(self.errors)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-        self.close()
-        return PeerFailed(self.peer, f"its process ended: {said[-1] if said else 'it said nothing'}")
+    return run
 
 
-def _opened(file: IO[bytes] | None) -> IO[bytes]:
-    assert file is not None
-    return file
+def _vllm_mla(call: Call, x: Inputs) -> Run:
+    """The op of vLLM's CPU_MLA, for one query, on pages of 16."""
+    if call.n_q > 1 or call.page != 16:
+        raise Refused("its MLA op takes one query and pages of 16")
+    ops = importlib.import_module("vllm._custom_ops")
+    cache = x.k[:, :, 0].contiguous()
+    q = x.q[:, 0].contiguous()
+    out = q.new_empty(call.batch, call.heads, call.width_v)
+
+    def run() -> torch.Tensor:
+        ops.mla_decode_kvcache_cpu(out, q, cache, call.d**-0.5, x.table, x.lengths)
+        return out[:, None]
+
+    return run
+
+
+MAKERS: dict[str, Callable[[Call, Inputs], Run]] = {VLLM: vllm, ZENTORCH: zentorch}
+
+
+def make(peer: str, call: dict[str, Any]) -> Run:
+    """A run of the call, for benchmarks/common/child.py."""
+    made = Call.from_json(call)
+    return MAKERS[peer](made, inputs(made))

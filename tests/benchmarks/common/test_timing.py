@@ -2,7 +2,8 @@
 
 import random
 
-from benchmarks.common.timing import median_interval, race, shown_ratio
+from benchmarks.common import timing
+from benchmarks.common.timing import median_interval, race, second_and_looped, shown_ratio
 
 
 def test_every_second_round_runs_in_the_opposite_order():
@@ -14,6 +15,25 @@ def test_every_second_round_runs_in_the_opposite_order():
     rates = race({name: contender(name) for name in "abc"}, rounds=3)
     assert "".join(turns) == "cba" + "abc" + "cba" + "abc"  # the first round is the warm-up
     assert rates == {name: [1.0] * 3 for name in "abc"}
+
+
+def test_a_race_without_warm_up_reports_every_round():
+    turns = []
+    times = race({name: lambda name=name: turns.append(name) or (len(turns), 0) for name in "ab"}, 2, warm_ups=0)
+    assert "".join(turns) == "ab" + "ba"
+    assert times == {"a": [(1, 0), (4, 0)], "b": [(2, 0), (3, 0)]}
+
+
+def test_the_second_call_after_idle_time_and_the_median_of_a_loop(monkeypatch):
+    seconds = iter([0.005, 0.004, 0.001, 0.003, 0.002, 0.001])
+    monkeypatch.setattr(timing, "seconds_of", lambda call: next(seconds))
+    assert second_and_looped(lambda: None) == (0.004, 0.002)
+
+
+def test_a_long_call_is_not_repeated(monkeypatch):
+    seconds = iter([0.5, 0.4])
+    monkeypatch.setattr(timing, "seconds_of", lambda call: next(seconds))
+    assert second_and_looped(lambda: None) == (0.4, 0.4)
 
 
 def test_few_values_hold_no_interval():

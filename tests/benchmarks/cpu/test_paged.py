@@ -1,25 +1,24 @@
 """The benchmark of paged caches on tiny calls: its counts, checks and output. Its times mean nothing."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.common.gate import Red
+from benchmarks.common.gate import Red, Refused
+from benchmarks.common.journal import Journal
+from benchmarks.common.other_process import Other
 from benchmarks.common.results import Figure, Limit, Row, read, write
 from benchmarks.common.timing import Spread
 from benchmarks.cpu.paged import __main__ as main
-from benchmarks.cpu.paged import child, contenders, measures, page
+from benchmarks.cpu.paged import contenders, measures, others, page
 from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, Call, attended, inputs, newest, sequence
 from benchmarks.cpu.paged.gate import gate
 from benchmarks.cpu.paged.gathered import gathered
 from benchmarks.cpu.paged.grid import measures as grid
 from benchmarks.cpu.paged.huge_pages import huge_bytes
 from benchmarks.cpu.paged.measures import Measure, Settings, peer_figures, roof_figures
-from benchmarks.cpu.paged.others import Other
 
 SETTINGS = Settings(rounds=1, seconds=1e-3)
 GQA = Call((33, 33), heads=4, kv_heads=2, d=8, page=4)
@@ -137,6 +136,7 @@ def test_every_measure_gives_figures_that_are_kept(measure, tmp_path):
 
 def test_a_run_continues_after_rows_of_the_same_core(tmp_path, monkeypatch):
     rows = [Measure("scaling", {"": replace(GQA, lengths=(n,))}, measures.scaling) for n in (8, 16, 24)]
+    titles = [row.title for row in rows]
     facts = dict.fromkeys(main.FINGERPRINT, "same")
     timed = []
 
@@ -147,18 +147,14 @@ def test_a_run_continues_after_rows_of_the_same_core(tmp_path, monkeypatch):
     monkeypatch.setattr(main, "named", measured)
 
     def run(facts, resume, most=0):
-        journal = main.Journal(tmp_path / "rows.json", facts | {"versions": {}}, resume)
-        main.run(rows, SETTINGS, journal, most)
-        about, kept = read(tmp_path / "rows.json")
-        return about["complete"], [row.case for row in kept]
+        main.run(rows, SETTINGS, Journal(tmp_path / "rows.json", facts, titles, main.FINGERPRINT, resume), most)
 
-    titles, cases = [row.title for row in rows], [row.call.title for row in rows]
-    assert run(facts, False, most=2) == (False, cases[:2])
-    assert run(facts, True) == (True, cases)
+    run(facts, False, most=2)
+    run(facts, True)
     assert timed == titles
-    assert run(facts, True) == (True, cases)
+    run(facts, True)
     assert timed == titles
-    assert run(facts | {"core": "other"}, True) == (True, cases)
+    run(facts | {"core": "other"}, True)
     assert timed == titles * 2
 
 
@@ -201,7 +197,7 @@ def test_the_roof_is_reads_where_they_decide_and_the_slower_one_elsewhere():
 def test_one_row_too_long_to_wait_for_is_refused():
     pytest.importorskip("transformers")
     big = at(*(65_536,) * 64, heads=32, d=128)
-    with pytest.raises(contenders.Refused, match=r"\d GiB"):
+    with pytest.raises(Refused, match=r"\d GiB"):
         contenders.transformers(big, inputs(GQA))
 
 
@@ -242,43 +238,21 @@ def test_a_table_says_where_a_figure_misses_its_bar():
     ]
 
 
-def test_a_peer_in_another_process_answers(tmp_path, monkeypatch):
-    monkeypatch.setitem(child.PEERS, "gather", (gathered, "torch"))
-    server = child.Server("gather")
-    out = tmp_path / "out.pt"
+def test_a_peer_in_another_process_makes_the_calls_of_this_one():
     with torch.no_grad():
-        assert server.answer({"do": "load", "call": GQA.to_json(), "out": str(out)}) == {}
-        assert not gate(GQA, inputs(GQA)).check("gather", torch.load(out))
-        assert server.answer({"do": "time", "work": 1, "seconds": 1e-3})["rate"] > 0
-    assert server.answer({"do": "drop"}) == {}
-    assert server.run is None
-
-
-def test_a_peer_that_cannot_run_a_call_says_why(tmp_path):
-    asked = {"do": "load", "call": CALLS["tree"].to_json(), "out": str(tmp_path / "out.pt")}
-    assert child.Server("vLLM").answer(asked) == {"refused": "its op has no tree masks"}
+        assert not gate(GQA, inputs(GQA)).check("zentorch", gathered(GQA, inputs(Call.from_json(GQA.to_json())))())
+    with pytest.raises(Refused, match="no tree masks"):
+        others.make("vLLM", CALLS["tree"].to_json())
 
 
 def test_a_process_that_ends_is_a_reason_to_omit_the_peer(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'Illegal instruction' >&2\n")
     broken.chmod(0o755)
-    other = Other("vLLM", broken)
-    assert re.search("ended: Illegal instruction", str(other.load(GQA)))
+    other = Other("vLLM", "benchmarks.cpu.paged.others", broken)
     row = measures.compared(Measure("decoding", {"": GQA}, measures.compared), replace(SETTINGS, others=[other]))
-    assert "vLLM: its process ended" in row.note
+    assert "vLLM: its process ended: Illegal instruction" in row.note
     assert "vLLM" not in row.rates
-
-
-def test_another_python_is_asked_by_lines(tmp_path):
-    fake = tmp_path / "python"
-    answers = r"{\"vLLM\": \"1\"}" + r"\n{\"refused\": \"it is Monday\"}\n"
-    fake.write_text(f'#!/bin/sh\nprintf "{answers}"\ncat > {tmp_path}/asked\n')
-    fake.chmod(0o755)
-    other = Other("vLLM", Path(fake))
-    assert other.load(GQA) == "it is Monday"
-    other.close()
-    assert other.versions == {"vLLM": "1"}
 
 
 def test_huge_pages_are_read_from_the_mappings_of_the_tensor():

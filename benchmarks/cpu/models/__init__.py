@@ -1,0 +1,1 @@
+"""Attention at the shapes of models, compared with all peers."""
