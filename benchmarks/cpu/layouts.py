@@ -1,0 +1,143 @@
+"""Measure attention on the layouts that layers of models use, compared with contiguous (B, H, n, d).
+
+Usage: python -m benchmarks.cpu.layouts [--rounds 15] [--seconds 0.05] [--only TEXT] [--json PATH]
+
+"(B, n, H, d)": the arrays are transposed views of that layout, which linear layers write. "packed": q, k and v are
+views of one tensor (B, n, 3, H, d). The gradient of the output has the layout of the arrays. A figure is the time of a
+call over the time of the call on contiguous arrays, round by round. Every result is compared with float64 before a call
+is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch  # pyright: ignore[reportMissingImports]
+
+import redblue as rb
+from benchmarks.common.gate import Red, relative_errors, unfused, verdict
+from benchmarks.common.journal import core
+from benchmarks.common.results import Figure, Limit, Row, write
+from benchmarks.common.timing import THREADS, race, rate, ratio, spread
+from benchmarks.cpu.calls import DTYPES, SHORT, Call, Inputs, Run, in_torch
+from benchmarks.cpu.models.shapes import called
+from redblue.catalogue.detect import detect_cpu
+from redblue.kernels.cpu.call import isa
+
+BATCHES = {  # sequences of a call at these shapes of the grid
+    "BERT, b 8, n 128": 8,
+    "ViT-B/16, b 8": 8,
+    "Swin-T stage 1, 64 windows": 64,
+    "CLIP text, b 8": 8,
+    "GPT-2, n 1024": 1,
+    "Llama 3 8B, decode, n 4096": 1,
+}
+CONTIGUOUS, ROWS_OUTSIDE, PACKED = "(B, H, n, d)", "(B, n, H, d)", "packed"
+CASES = [
+    (shape, dtype, direction)
+    for direction in ("forward", "training")
+    for dtype in ("float32", "bfloat16")
+    for shape in BATCHES
+]
+SLOWER = Limit(1.05)
+
+
+def contiguous(call: Call, batch: int) -> Inputs:
+    """Normally distributed arrays (B, H, n, d), the same for every layout."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (call.n_q, call.n_k, call.n_k, call.n_q)
+    shapes = [(batch, call.heads // batch, n, call.d) for n in rows]
+    return Inputs(*(torch.randn(shape, generator=generator).to(DTYPES[call.dtype]) for shape in shapes))
+
+
+def rows_outside(x: Inputs) -> Inputs:
+    return Inputs(*(array.transpose(1, 2).contiguous().transpose(1, 2) for array in x))
+
+
+def packed(x: Inputs) -> Inputs:
+    """The queries are the last rows of the packed tensor."""
+    batch, heads, n, d = x.k.shape
+    views = x.k.new_zeros(batch, n, 3, heads, d).permute(2, 0, 3, 1, 4)
+    q, k, v = views[0, :, :, n - x.q.shape[2] :], views[1], views[2]
+    for view, array in zip((q, k, v), x[:3], strict=True):
+        view.copy_(array)
+    return Inputs(q, k, v, rows_outside(x).dout)
+
+
+LAYOUTS: dict[str, Callable[[Inputs], Inputs]] = {CONTIGUOUS: lambda x: x, ROWS_OUTSIDE: rows_outside, PACKED: packed}
+
+
+def right(call: Call, x: Inputs) -> dict[str, Run]:
+    """The runs of redblue on each layout. Raises Red if one of their results is wrong."""
+    mask = rb.Mask.causal() if call.causal else None
+    textbook = partial(unfused, causal=call.causal)
+    exact, rough = (
+        in_torch(call.direction, Inputs(*(a.to(dtype, copy=True) for a in x)), textbook)()
+        for dtype in (torch.float64, x.q.dtype)
+    )
+    runs = {}
+    for name, layout in LAYOUTS.items():
+        arrays = Inputs(*(array.detach() for array in layout(x)))
+        runs[name] = in_torch(call.direction, arrays, lambda q, k, v: rb.attention(q, k, v, mask=mask))
+        errors = relative_errors(runs[name](), exact)
+        verdict(f"{call.title}, {name}", errors, relative_errors(rough, exact), ours=True)
+    return runs
+
+
+def measure(shape: str, dtype: str, direction: str, rounds: int, seconds: float) -> Row:
+    call = called(shape, dtype, direction)
+    runs = right(call, contiguous(call, BATCHES[shape]))
+    rates = race({name: partial(rate, run, 1, seconds) for name, run in runs.items()}, rounds)
+    figures = [Figure(name, ratio(rates, CONTIGUOUS, name), SLOWER, at_most=True) for name in (ROWS_OUTSIDE, PACKED)]
+    return Row(f"{SHORT[dtype]} {direction}", shape, figures, rates, "calls/s")
+
+
+def table(rows: list[Row]) -> str:
+    """The time on each layout over that on contiguous arrays, and the median time on contiguous arrays."""
+    lines = [f"| | | {ROWS_OUTSIDE} | {PACKED} | us, contiguous |", "|---|---|---|---|---|"]
+    for row in rows:
+        figures = " | ".join(f"{figure.value.median:.2f}" for figure in row.figures)
+        lines.append(f"| {row.measure} | {row.case} | {figures} | {1e6 / spread(row.rates[CONTIGUOUS]).median:.0f} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each layout (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.05, help="time of each layout in each round (%(default)s)")
+    parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {given.rounds}")
+    given.cases = [case for case in CASES if given.only in case[0]]
+    if not given.cases:
+        parser.error(f"--only: no shape contains {given.only!r}: {'; '.join(BATCHES)}")
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(THREADS)
+    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "cpu": detect_cpu().model}
+    about |= {"isa": isa().name, "threads": THREADS, "core": core(), "torch": torch.__version__}
+    rows = []
+    try:
+        for shape, dtype, direction in given.cases:
+            rows.append(measure(shape, dtype, direction, given.rounds, given.seconds))
+            if given.json:
+                write(given.json, about, rows)
+    except Red as red:
+        sys.exit(f"wrong result, so the run ends: {red}")
+    except KeyboardInterrupt:
+        pass
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
