@@ -149,6 +149,7 @@ ELSEWHERE = {
     *("enable_flash_ops", "enable_sdpa", "flash_ops", "sdpa", "register_ops"),
     *("list_memories", "list_models", "measure_callable", "this_machine"),
     *("register_schedule", "unregister_schedule"),  # tests/lab/test_registration.py
+    "__version__",
     *("COMPUTE", "DELETE", "LOAD", "STORE", "Found", "Game", "GraphBound", "Progress", "Saved", "Solution", "Verdict"),
     *("save_game", "write_game", "COLUMNS", "GRAMMAR", "Axis", "Row", "Sweep", "draw", "write"),
 }
