@@ -240,8 +240,8 @@ capacity M.
   layers in which each query head has a key head of its own.
 - *One boundary alone*: the fewest words at one boundary if the tiles need not nest with the tiles of its neighbours.
 - *Problem*: rows x keys of one stream. The query heads that share keys are rows of the same stream.
-- *Goals*: this project set them before the schedules for few blocks ([theory](../lab/theory.md#few-blocks-derived)) were
-  written.
+- *Goals*: this project set them before the schedules for few blocks ([theory](../lab/theory.md#few-blocks-derived))
+  were written.
 
 Three causes besides the schedules increase a ratio:
 
