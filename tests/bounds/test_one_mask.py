@@ -66,7 +66,7 @@ def test_a_cover_that_is_too_small_is_found(direction):
     problem, words = Problem(49, 49, 2, mask=plane(7), direction=direction), 200
     pairs = problem.mask.on(49, 49)
     real = cover(pairs)
-    cheat = Cover(real.at, np.maximum(real.pairs / 8, real.pairs > 0))
+    cheat = Cover(real.sizes, np.maximum(real.pairs / 8, real.pairs > 0))
     assert loads(real, direction, 2, 2, words, pairs.nnz) <= fewest(problem, words)
     assert loads(cheat, direction, 2, 2, words, pairs.nnz) > fewest(problem, words)
 
