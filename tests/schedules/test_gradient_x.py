@@ -243,7 +243,7 @@ def test_multiples_are_kept_unless_the_array_ends(name, data):
 @EVERY
 def test_sizes_beyond_the_search_are_refused(name):
     """n d^2 is counted too: with one key, n_q n_k d alone would not show that 64 bits are too few."""
-    with pytest.raises(RedblueError, match="for gradient_x n x d x d"):
+    with pytest.raises(RedblueError, match="for gradient_x also n x d x d"):
         count(name, Problem(2**27, 1, 2**26, direction="gradient_x"), words=10**10)
 
 

@@ -146,5 +146,5 @@ def test_any_length_is_searched_and_counted(schedule, direction, mask, n):
 
 def test_a_long_problem_that_cannot_be_shortened_is_refused():
     n = 2**28
-    with pytest.raises(RedblueError, match=r"n_k = 268,435,456.*full, causal and sliding-window masks may be longer"):
+    with pytest.raises(RedblueError, match=r"n_k = 268,435,456.*larger under full, causal and sliding-window masks"):
         count("flash", Problem(n, n, 64, mask=Mask.n_of_m(1, 2)), words=20_000)
