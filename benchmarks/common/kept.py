@@ -53,9 +53,9 @@ def changed(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     return [name for name, value in facts.items() if kept.get(name) != value]
 
 
-def repeat_notice(count: int, what: str, names: Iterable[str]) -> str:
+def repeat_notice(count: int, items: str, names: Iterable[str]) -> str:
     """The message that earlier results are measured again because these facts have changed."""
-    return f"measured again: {count} {what}, because {', '.join(names)} changed"
+    return f"measured again: {count} {items}, because {', '.join(names)} changed"
 
 
 def is_final(failure: BaseException) -> bool:

@@ -137,7 +137,7 @@ class Other:
 
 def started(pythons: Mapping[str, Path], module: str) -> tuple[list[Other], dict[str, str]]:
     """The peers whose processes start, each with its own Python, and the reasons why the others are absent."""
-    found, absent = [], {}
+    ready, absent = [], {}
     for peer, python in pythons.items():
         if not python.exists():
             absent[peer] = f"there is no {os.path.relpath(python, ROOT)} (make bench-peers)"
@@ -148,8 +148,8 @@ def started(pythons: Mapping[str, Path], module: str) -> tuple[list[Other], dict
         except PeerFailed as failure:
             absent[peer] = str(failure)
         else:
-            found.append(other)
-    return found, absent
+            ready.append(other)
+    return ready, absent
 
 
 def raced(

@@ -52,17 +52,17 @@ def arguments(names: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds, given.seconds = 3, 0.03
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    given.only = given.only.split(",") if given.only else []
-    for name in given.only:
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 3, 0.03
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    options.only = options.only.split(",") if options.only else []
+    for name in options.only:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
-    given.d = {int(d) for d in given.d.split(",")} if given.d else set()
-    return given
+    options.d = {int(d) for d in options.d.split(",")} if options.d else set()
+    return options
 
 
 def about(bench: Bench, load: float) -> dict[str, Any]:
@@ -159,26 +159,26 @@ def show(facts: dict[str, Any], rows: list[Row]) -> None:
 
 def main() -> None:
     known = measures()
-    given = arguments(list(known))
-    if given.show:
-        facts, rows = read(given.show)
+    options = arguments(list(known))
+    if options.show:
+        facts, rows = read(options.show)
         show(facts, rows)
-        figure.draw(facts, rows, given.show.with_suffix(".svg"))
+        figure.draw(facts, rows, options.show.with_suffix(".svg"))
         return
     load = os.getloadavg()[0]
     torch.set_num_threads(THREADS)
-    bench = Bench(given.rounds, given.seconds, given.alone)
-    chosen = [measure for name in given.only or known for measure in known[name]]
-    chosen = [measure for measure in chosen if not given.d or measure.d is None or measure.d in given.d]
+    bench = Bench(options.rounds, options.seconds, options.alone)
+    chosen = [measure for name in options.only or known for measure in known[name]]
+    chosen = [measure for measure in chosen if not options.d or measure.d is None or measure.d in options.d]
     try:
-        rows, complete = checked_and_run(chosen, bench, given.check)
+        rows, complete = checked_and_run(chosen, bench, options.check)
     except Red as red:
         sys.exit(f"wrong result, so nothing is timed: {red}")
-    if given.check:
+    if options.check:
         return
     facts = about(bench, load) | {"complete": complete, "errors": bench.errors}
-    whole = complete and not (given.only or given.d or given.quick or given.alone)
-    path = given.json or (KEPT if whole else None)
+    whole = complete and not (options.only or options.d or options.quick or options.alone)
+    path = options.json or (KEPT if whole else None)
     show(facts, rows)
     if path:
         write(path, facts, rows)

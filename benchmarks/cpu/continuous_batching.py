@@ -86,9 +86,9 @@ def contexts(requests: int, most: int) -> list[int]:
     return [most // 8 // PAGE * PAGE * (1 + i % 8) + 1 for i in range(requests)]
 
 
-def running(model: Any, given: list[list[int]]) -> Any:
+def running(model: Any, inputs: list[list[int]]) -> Any:
     """A context with a running manager of continuous batching, whose cache holds these prompts."""
-    pages = sum(-(-(len(prompt) + NEW_TOKENS) // PAGE) + 1 for prompt in given)
+    pages = sum(-(-(len(prompt) + NEW_TOKENS) // PAGE) + 1 for prompt in inputs)
     settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(
         page_size=PAGE, num_blocks=pages, max_batch_tokens=BATCH_TOKENS, auto_switch_to_flash=False
@@ -96,9 +96,9 @@ def running(model: Any, given: list[list[int]]) -> Any:
     return model.continuous_batching_context_manager(settings, True, None, config)
 
 
-def generated(manager: Any, given: list[list[int]], count: int) -> list[Any]:
+def generated(manager: Any, inputs: list[list[int]], count: int) -> list[Any]:
     """The results of the requests."""
-    names = [manager.add_request(prompt, max_new_tokens=count, record_timestamps=True) for prompt in given]
+    names = [manager.add_request(prompt, max_new_tokens=count, record_timestamps=True) for prompt in inputs]
     results: dict[str, Any] = {}
     while len(results) < len(names):
         result = manager.get_result(timeout=1)
@@ -122,19 +122,19 @@ def check(title: str, models: dict[str, Any]) -> None:
     """Raise SystemExit if redblue's tokens lose more than sdpa's tokens, by eager attention in float64."""
     exact = copy.deepcopy(models[OURS]).double()
     exact.set_attn_implementation("eager")
-    given = prompts(list(CHECKED_PROMPTS))
+    inputs = prompts(list(CHECKED_PROMPTS))
     losses = {}
     for name, model in models.items():
-        with running(model, given) as manager:
-            tokens = [result.generated_tokens for result in generated(manager, given, CHECKED_TOKENS)]
-        losses[name] = max(loss(exact, *pair) for pair in zip(given, tokens, strict=True))
+        with running(model, inputs) as manager:
+            tokens = [result.generated_tokens for result in generated(manager, inputs, CHECKED_TOKENS)]
+        losses[name] = max(loss(exact, *pair) for pair in zip(inputs, tokens, strict=True))
     if not losses[OURS] <= ALLOWED * max(losses[PEER], FLOOR):
         raise SystemExit(f"{title}: redblue's tokens are wrong: logits below the greatest by {losses}")
 
 
-def speed(manager: Any, given: list[list[int]]) -> float:
+def speed(manager: Any, inputs: list[list[int]]) -> float:
     """Tokens per second, from the moment when every request has its first token."""
-    times = [result.timestamps for result in generated(manager, given, NEW_TOKENS)]
+    times = [result.timestamps for result in generated(manager, inputs, NEW_TOKENS)]
     start = max(stamps[0] for stamps in times)
     later = [stamp for stamps in times for stamp in stamps if stamp > start]
     return len(later) / (max(later) - start)
@@ -142,13 +142,13 @@ def speed(manager: Any, given: list[list[int]]) -> float:
 
 def measure(title: str, dtype: torch.dtype, requests: int, most: int, rounds: int, models: dict[str, Any]) -> Row:
     """The tokens per second of redblue over those of transformers' sdpa."""
-    given = prompts(contexts(requests, most))
+    inputs = prompts(contexts(requests, most))
     with contextlib.ExitStack() as stack:
-        managers = {name: stack.enter_context(running(model, given)) for name, model in models.items()}
+        managers = {name: stack.enter_context(running(model, inputs)) for name, model in models.items()}
         for manager in managers.values():
-            generated(manager, given, 2)  # the manager keeps pages only after a step in which their request continues
-        rates = race({name: partial(speed, manager, given) for name, manager in managers.items()}, rounds)
-    case = f"{title}, {requests} requests of {min(map(len, given)):,} to {max(map(len, given)):,} tokens"
+            generated(manager, inputs, 2)  # the manager keeps pages only after a step in which their request continues
+        rates = race({name: partial(speed, manager, inputs) for name, manager in managers.items()}, rounds)
+    case = f"{title}, {requests} requests of {min(map(len, inputs)):,} to {max(map(len, inputs)):,} tokens"
     figure = Figure(f"{OURS} over {PEER}", ratio(rates, OURS, PEER), Limit(2.0))
     return Row(SHORT[str(dtype).removeprefix("torch.")], case, [figure], rates, unit="tokens/s")
 
@@ -161,9 +161,9 @@ def main() -> None:
         "--most", type=int, default=8192, help="tokens of the longest prompt; the shortest has an eighth"
     )
     parser.add_argument("--json", type=Path, default=RESULTS / "continuous_batching.json")
-    given = parser.parse_args()
-    if given.most < 8 * PAGE:
-        parser.error(f"--most must be at least {8 * PAGE}, got {given.most}")
+    options = parser.parse_args()
+    if options.most < 8 * PAGE:
+        parser.error(f"--most must be at least {8 * PAGE}, got {options.most}")
     torch.set_num_threads(THREADS)
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -172,20 +172,20 @@ def main() -> None:
     about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
     rows: list[Row] = []
     for title in SHAPES:
-        if given.only not in title:
+        if options.only not in title:
             continue
         for dtype in (torch.float32, torch.bfloat16):
             models = made(title, dtype)
             check(title, models)
             for requests in REQUESTS:
-                rows.append(measure(title, dtype, requests, given.most, given.rounds, models))
+                rows.append(measure(title, dtype, requests, options.most, options.rounds, models))
                 medians = {name: sorted(rates)[len(rates) // 2] for name, rates in rows[-1].rates.items()}
                 shown = ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in medians.items())
                 print(
                     f"{rows[-1].case}, {rows[-1].measure}: {rows[-1].figures[0].value.median:.2f} x ({shown})",
                     flush=True,
                 )
-                write(given.json, about, rows)
+                write(options.json, about, rows)
 
 
 if __name__ == "__main__":

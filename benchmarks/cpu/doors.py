@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--only", default="", help="measure only sizes whose name holds this text")
     parser.add_argument("--json", type=Path, default=RESULTS / "doors.json")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(THREADS)
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
     about |= {"cpu": detect_cpu().model, "torch": torch.__version__}
@@ -178,12 +178,12 @@ def main() -> None:
         rows = [
             row
             for title in SHAPES
-            if given.only in title
+            if options.only in title
             for direction in DIRECTIONS
-            for row in measure(title, direction, given.rounds)
+            for row in measure(title, direction, options.rounds)
         ]
-    write(given.json, about, merged(given.json, rows))
-    print(table(read(given.json)[1]))
+    write(options.json, about, merged(options.json, rows))
+    print(table(read(options.json)[1]))
 
 
 if __name__ == "__main__":

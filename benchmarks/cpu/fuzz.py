@@ -94,8 +94,8 @@ def one_call(seed: int, number: int) -> str:
     arrays = [x.described for x in (q, k, v, out, lse)]
     cpu.forward(sizes, dtype, *arrays, sinks=sinks.described if sinks else None, **options)
     more = [x.described for x in (dout, dq, dk, dv, delta)]
-    given = {"dbias": dbias.described if dbias else None, "dlse": dlse.described if rng.random() < 0.5 else None}
-    cpu.backward(sizes, dtype, *arrays, *more, **given, **options)
+    gradients = {"dbias": dbias.described if dbias else None, "dlse": dlse.described if rng.random() < 0.5 else None}
+    cpu.backward(sizes, dtype, *arrays, *more, **gradients, **options)
     return f"{row.name} {dtype} {sizes} {tile} {options} {arrays + more}"
 
 
@@ -156,17 +156,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--call", type=int, nargs=2, metavar=("SEED", "NUMBER"), help="repeat one call")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.call:
-        print(one_call(*given.call))
+    options = parser.parse_args()
+    if options.call:
+        print(one_call(*options.call))
         return
-    if given.work:
-        seed, first, step, seconds, progress = given.work
+    if options.work:
+        seed, first, step, seconds, progress = options.work
         work(int(seed), int(first), int(step), float(seconds), Path(progress))
         return
-    seed = time.time_ns() % 2**32 if given.seed is None else given.seed
+    seed = time.time_ns() % 2**32 if options.seed is None else options.seed
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(1 if fuzz(seed, given.seconds, given.workers, Path(folder)) else 0)
+        sys.exit(1 if fuzz(seed, options.seconds, options.workers, Path(folder)) else 0)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def by_heads(call: Call, x: Inputs, heads: Sequence[int]) -> list[torch.Tensor]:
     """The results of the textbook expression in the type of x, head by head."""
     forward, results = partial(unfused, causal=call.causal), []
     for h in heads:
-        one = Inputs(*(array[:, h : h + 1].detach().clone() for array in x))
-        results.append(in_torch(call.direction, one, forward)())
+        head = Inputs(*(array[:, h : h + 1].detach().clone() for array in x))
+        results.append(in_torch(call.direction, head, forward)())
     return [torch.cat(parts, 1) for parts in zip(*results, strict=True)]
 
 

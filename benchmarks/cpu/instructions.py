@@ -47,14 +47,14 @@ class Loop:
 def functions(path: Path, objdump: str) -> dict[str, list[tuple[int, str]]]:
     """Disassemble an object file: mangled name -> (address, text) of its instructions."""
     run = subprocess.run([objdump, "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True)
-    found: dict[str, list[tuple[int, str]]] = {}
+    by_name: dict[str, list[tuple[int, str]]] = {}
     code: list[tuple[int, str]] = []
     for line in run.stdout.splitlines():
         if head := re.match(r"[0-9a-f]+ <(.*)>:$", line):
-            code = found.setdefault(head[1], [])
+            code = by_name.setdefault(head[1], [])
         elif instruction := re.match(r"\s+([0-9a-f]+):\t(.*)", line):
             code.append((int(instruction[1], 16), instruction[2]))
-    return found
+    return by_name
 
 
 def innermost_loops(code: list[tuple[int, str]]) -> list[list[str]]:
@@ -101,17 +101,17 @@ def main() -> None:
     parser.add_argument("--objdump", default="objdump")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = loops(options.folder, options.objdump)
-    if not found:
+    all_loops = loops(options.folder, options.objdump)
+    if not all_loops:
         sys.exit(f"{options.folder} holds no object files of instruction sets: build the core there first")
     print(f"{'':27}{'multiply-adds':>14}{'instructions':>14}{'of the stack':>14}{'per multiply-add':>18}{'least':>7}")
-    for loop in found:
+    for loop in all_loops:
         print(
             f"{loop.instruction_set:12}{loop.format:15}{loop.multiply_adds:14}{loop.instructions:14}{loop.stack:14}"
             f"{loop.per_multiply_add:18.2f}{loop.least / loop.multiply_adds:7.2f}"
         )
     if options.json:
-        rows = ",\n".join(json.dumps(asdict(loop), separators=(",", ":")) for loop in found)
+        rows = ",\n".join(json.dumps(asdict(loop), separators=(",", ":")) for loop in all_loops)
         options.json.write_text(f"[\n{rows}\n]\n")
 
 

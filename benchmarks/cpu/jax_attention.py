@@ -138,31 +138,31 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="only check results against float64")
     parser.add_argument("--only", help="only the case of this title, or those whose title contains it")
     parser.add_argument("--json", type=Path, help="file for the results; other rows of it stay")
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds, given.seconds = 3, 0.03
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    named = [case for case in CASES if case.title == given.only]
-    given.cases = named or [case for case in CASES if (given.only or "") in case.title]
-    if not given.cases:
-        parser.error(f"--only: no title contains {given.only!r}: {'; '.join(case.title for case in CASES)}")
-    return given
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 3, 0.03
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    named = [case for case in CASES if case.title == options.only]
+    options.cases = named or [case for case in CASES if (options.only or "") in case.title]
+    if not options.cases:
+        parser.error(f"--only: no title contains {options.only!r}: {'; '.join(case.title for case in CASES)}")
+    return options
 
 
 def main() -> None:
-    given = arguments()
+    options = arguments()
     load = os.getloadavg()[0]
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA creates its threads, one per CPU
     torch.set_num_threads(THREADS)  # redblue uses this number of threads if PyTorch is loaded
-    bench = Bench(given.rounds, given.seconds, alone=False)
+    bench = Bench(options.rounds, options.seconds, alone=False)
     rows, complete = [], True
     try:
-        for case in given.cases:
+        for case in options.cases:
             check(case)
-        if given.check:
+        if options.check:
             return
-        rows.extend(run(case, direction, bench) for case in given.cases for direction in case.directions)
+        rows.extend(run(case, direction, bench) for case in options.cases for direction in case.directions)
     except Red as red:
         sys.exit(f"wrong result, so nothing is timed: {red}")
     except KeyboardInterrupt:
@@ -171,8 +171,8 @@ def main() -> None:
     versions = facts["versions"] | {name: metadata.version(name) for name in ("jax", "jaxlib")}
     facts |= {"complete": complete, "versions": versions}
     show(facts, rows)
-    if given.json and rows:
-        write(given.json, facts, merged(given.json, rows))
+    if options.json and rows:
+        write(options.json, facts, merged(options.json, rows))
     if not complete:
         sys.exit(128 + signal.SIGINT)
 

@@ -112,26 +112,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.05, help="time of each layout in each round (%(default)s)")
     parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
     parser.add_argument("--json", type=Path, help="file for the results")
-    given = parser.parse_args()
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    given.cases = [case for case in CASES if given.only in case[0]]
-    if not given.cases:
-        parser.error(f"--only: no shape contains {given.only!r}: {'; '.join(BATCHES)}")
-    return given
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    options.cases = [case for case in CASES if options.only in case[0]]
+    if not options.cases:
+        parser.error(f"--only: no shape contains {options.only!r}: {'; '.join(BATCHES)}")
+    return options
 
 
 def main() -> None:
-    given = arguments()
+    options = arguments()
     torch.set_num_threads(THREADS)
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "cpu": detect_cpu().model}
     about |= {"isa": isa().name, "threads": THREADS, "core": core(), "torch": torch.__version__}
     rows = []
     try:
-        for shape, dtype, direction in given.cases:
-            rows.append(measure(shape, dtype, direction, given.rounds, given.seconds))
-            if given.json:
-                write(given.json, about, rows)
+        for shape, dtype, direction in options.cases:
+            rows.append(measure(shape, dtype, direction, options.rounds, options.seconds))
+            if options.json:
+                write(options.json, about, rows)
     except Red as red:
         sys.exit(f"wrong result, so the run ends: {red}")
     except KeyboardInterrupt:

@@ -209,8 +209,8 @@ def of_graph(bench: Any) -> Row:
     else:
         starts, keys = mask.to_csr(NODES, NODES)
         rows = torch.from_numpy(np.repeat(np.arange(NODES), np.diff(starts)))
-        one = both(composition(rows, torch.from_numpy(keys)), [a[:, :1] for a in x])
-        rates["gather and scatter"] = [_heads_per_second(one, 1)] * len(rates["redblue"])
+        one_head = both(composition(rows, torch.from_numpy(keys)), [a[:, :1] for a in x])
+        rates["gather and scatter"] = [_heads_per_second(one_head, 1)] * len(rates["redblue"])
         figures.append(Figure("over gather and scatter", ratio(rates, "redblue", "gather and scatter"), Limit(3)))
         note = "the composition ran once, on one head"
     case = f"{NODES:,} nodes, {mask.nnz(NODES, NODES):,} edges, d {D}, H {HEADS}, forward + backward"

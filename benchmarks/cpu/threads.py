@@ -150,11 +150,11 @@ def medians(results: list[Any]) -> Any:
     return round(statistics.median(results), 3)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(results: dict[str, dict[str, Any]]) -> str:
     """All figures as Markdown, for the page of results."""
     head = [f"{pause} ms" for pause in PAUSES_MS]
     lines = [f"| neighbour | shape | contender | loop, us | {' | '.join(head)} |", "|---" * (4 + len(head)) + "|"]
-    for beside, contenders in found.items():
+    for beside, contenders in results.items():
         for shape in SHAPES:
             for name, result in contenders.items():
                 rows = result["pauses"][shape]
@@ -165,7 +165,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         "| neighbour | shape | contender | attention after product | product after attention |",
         "|---" * 5 + "|",
     ]
-    for beside, contenders in found.items():
+    for beside, contenders in results.items():
         for name, result in contenders.items():
             for shape, turn in result["turns"].items():
                 figures = f"{turn['attention_after_product']:.2f} | {turn['product_after_attention']:.2f}"
@@ -178,18 +178,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="processes of each contender; medians over them")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--measure", choices=CONTENDERS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(measure(given.measure)))
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure)))
         return
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for beside in ("idle", "busy"):
-        rounds = [{name: run(name, beside == "busy") for name in CONTENDERS} for _ in range(given.rounds)]
-        found[beside] = {name: medians([each[name] for each in rounds]) for name in CONTENDERS}
-    print(table(found))
-    if given.json:
+        rounds = [{name: run(name, beside == "busy") for name in CONTENDERS} for _ in range(options.rounds)]
+        results[beside] = {name: medians([each[name] for each in rounds]) for name in CONTENDERS}
+    print(table(results))
+    if options.json:
         about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model}
-        given.json.write_text(json.dumps(about | found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(about | results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -288,21 +288,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure only models whose name holds this text")
     parser.add_argument("--measure", default="", help='measure only what holds this text, such as "bf16 training"')
     parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(THREADS)
     register()
     about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
     about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
     rows: list[Row] = []
-    for title in (title for title in CASES if given.only in title):
+    for title in (title for title in CASES if options.only in title):
         for dtype in (torch.float32, torch.bfloat16):
-            directions = [each for each in DIRECTIONS if given.measure in named(dtype, each)]
-            for row in measure(title, dtype, directions, given.rounds, given.seconds) if directions else []:
+            directions = [each for each in DIRECTIONS if options.measure in named(dtype, each)]
+            for row in measure(title, dtype, directions, options.rounds, options.seconds) if directions else []:
                 rows.append(row)
                 cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
                 print(f"{title}, {row.measure}: {cells}", flush=True)
-                write(given.json, about, merged(given.json, rows))
-    print(table(read(given.json)[1]))
+                write(options.json, about, merged(options.json, rows))
+    print(table(read(options.json)[1]))
 
 
 if __name__ == "__main__":

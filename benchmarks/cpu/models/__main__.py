@@ -55,15 +55,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help=f"file for the results (default: {KEPT.name} without --only)")
     parser.add_argument("--figure", type=Path, help="file for the figure (default: beside the JSON file)")
     parser.add_argument("--show", action="store_true", help="measure nothing; draw the figure of the kept results")
-    given = parser.parse_args()
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
-    given.titles = [title for title, (name, _, _) in ROWS.items() if given.only in name]
-    if not given.titles:
-        parser.error(f"--only: no shape contains {given.only!r}: {'; '.join(SHAPES)}")
-    given.json = given.json or (KEPT if given.show or not given.only else None)
-    given.figure = given.figure or (given.json and given.json.with_suffix(".svg"))
-    return given
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    options.titles = [title for title, (name, _, _) in ROWS.items() if options.only in name]
+    if not options.titles:
+        parser.error(f"--only: no shape contains {options.only!r}: {'; '.join(SHAPES)}")
+    options.json = options.json or (KEPT if options.show or not options.only else None)
+    options.figure = options.figure or (options.json and options.json.with_suffix(".svg"))
+    return options
 
 
 def about(others: list[Other], absent: dict[str, str], rounds: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def about(others: list[Other], absent: dict[str, str], rounds: int) -> dict[str,
 
 def run(titles: list[str], prepared: dict[str, Prepare], rounds: int, journal: Journal, seconds: float) -> None:
     """Measure these rows, one after the other, until the seconds have passed or Ctrl-C. Raises Red."""
-    start, told = time.monotonic(), {""}
+    start, printed_notes = time.monotonic(), {""}
     with contextlib.suppress(KeyboardInterrupt):  # the journal has the rows so far
         for done, title in enumerate(titles):
             if time.monotonic() - start > seconds:
@@ -94,15 +94,15 @@ def run(titles: list[str], prepared: dict[str, Prepare], rounds: int, journal: J
             row = measure(*ROWS[title], rounds, prepared)
             journal.keep(row)
             cells = ", ".join(f"{figure.value.median:.2f} {figure.what}" for figure in row.figures)
-            note = "" if row.note in told else f" ({row.note})"
-            told.add(row.note)
+            note = "" if row.note in printed_notes else f" ({row.note})"
+            printed_notes.add(row.note)
             print(f"{done + 1} of {len(titles)}: {title}: {cells}{note}", flush=True)
 
 
 def main() -> None:
-    given = arguments()
-    if given.show:
-        draw(*read(given.json), given.figure)
+    options = arguments()
+    if options.show:
+        draw(*read(options.json), options.figure)
         return
     torch.set_num_threads(THREADS)
     absent = {peer: f"no {' and no '.join(missing(peer))}" for peer in PEERS if missing(peer)}
@@ -110,11 +110,11 @@ def main() -> None:
     absent |= failed
     if absent:
         print("not measured:", "; ".join(f"{peer}: {reason}" for peer, reason in absent.items()), file=sys.stderr)
-    journal = Journal(given.json, about(others, absent, given.rounds), list(ROWS), FINGERPRINT, resume=True)
-    titles = [title for title in given.titles if given.again or title not in journal.kept]
+    journal = Journal(options.json, about(others, absent, options.rounds), list(ROWS), FINGERPRINT, resume=True)
+    titles = [title for title in options.titles if options.again or title not in journal.kept]
     try:
         prepared = contenders([peer for peer in PEERS if peer not in absent], others)
-        run(titles, prepared, given.rounds, journal, given.seconds)
+        run(titles, prepared, options.rounds, journal, options.seconds)
     except Red as red:
         sys.exit(f"wrong result, so the run ends: {red}")
     finally:
@@ -122,8 +122,8 @@ def main() -> None:
             other.close()
     if journal.rows:
         print(summary(journal.rows))
-        if given.figure:
-            draw(journal.facts, journal.rows, given.figure)
+        if options.figure:
+            draw(journal.facts, journal.rows, options.figure)
     print(f"{len(journal.rows)} of {len(ROWS)} rows")
 
 

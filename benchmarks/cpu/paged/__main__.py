@@ -72,26 +72,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
     )
-    given = parser.parse_args()
-    if given.quick:
-        given.rounds, given.seconds = 3, 0.03
-    if given.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {given.rounds}")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds = 3, 0.03
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
     rows = measures()
-    given.rows = [row for row in rows if given.only in row.title and (row.quick or not given.quick)]
-    if not given.rows:
-        parser.error(f"--only: no row contains {given.only!r}: {'; '.join(row.title for row in rows)}")
-    given.profiled = next((row for row in rows if given.profile and given.profile in row.title), None)
-    if given.profile and not given.profiled:
-        parser.error(f"--profile: no row contains {given.profile!r}: {'; '.join(row.title for row in rows)}")
-    return given
+    options.rows = [row for row in rows if options.only in row.title and (row.quick or not options.quick)]
+    if not options.rows:
+        parser.error(f"--only: no row contains {options.only!r}: {'; '.join(row.title for row in rows)}")
+    options.profiled = next((row for row in rows if options.profile and options.profile in row.title), None)
+    if options.profile and not options.profiled:
+        parser.error(f"--profile: no row contains {options.profile!r}: {'; '.join(row.title for row in rows)}")
+    return options
 
 
-def settings_of(given: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace) -> Settings:
     """The settings, with the peers whose processes start. Prints the reasons why the others are absent."""
-    settings = Settings(given.rounds, given.seconds, given.alone)
-    if not (given.alone or given.check):
-        pythons = {VLLM: given.vllm_python, ZENTORCH: given.zentorch_python}
+    settings = Settings(options.rounds, options.seconds, options.alone)
+    if not (options.alone or options.check):
+        pythons = {VLLM: options.vllm_python, ZENTORCH: options.zentorch_python}
         settings.others, settings.absent = started(pythons, "benchmarks.cpu.paged.others")
         for peer, reason in settings.absent.items():
             print(f"{peer} is not measured: {reason}", file=sys.stderr)
@@ -151,36 +151,36 @@ def show(facts: dict, rows: list[Row]) -> None:
 @torch.no_grad()
 def main() -> None:
     os.environ.setdefault(HUGE_PAGES, "1")
-    given = arguments()
+    options = arguments()
     torch.set_num_threads(THREADS)
-    if given.list:
-        print("\n".join(row.title for row in given.rows))
+    if options.list:
+        print("\n".join(row.title for row in options.rows))
         return
-    if given.show:
-        facts, rows = read(given.show)
+    if options.show:
+        facts, rows = read(options.show)
         show(facts, rows)
-        draw(facts, rows, given.show.with_suffix(".svg"))
+        draw(facts, rows, options.show.with_suffix(".svg"))
         return
-    if given.profiled:
+    if options.profiled:
         try:
-            profile(given.profiled)
+            profile(options.profiled)
         except KeyboardInterrupt:
             return
     load = os.getloadavg()[0]
-    settings = settings_of(given)
-    whole = not (given.only or given.quick or given.alone)
-    path = given.json or (KEPT if whole else None)
-    facts = attention.about(Bench(given.rounds, given.seconds, given.alone), load)
+    settings = settings_of(options)
+    whole = not (options.only or options.quick or options.alone)
+    path = options.json or (KEPT if whole else None)
+    facts = attention.about(Bench(options.rounds, options.seconds, options.alone), load)
     facts["versions"] |= {"transformers": metadata.version("transformers")}
     facts["versions"] |= {other.peer: other.version for other in settings.others}
     facts |= {"complete": False, "absent": settings.absent, "core": core()}
     facts["huge_pages"] = huge_share() > 0.9
-    journal = Journal(path, facts, [row.title for row in given.rows], FINGERPRINT, given.resume)
+    journal = Journal(path, facts, [row.title for row in options.rows], FINGERPRINT, options.resume)
     try:
-        if given.check:
-            check(given.rows)
+        if options.check:
+            check(options.rows)
             return
-        run(given.rows, settings, journal, given.most_rows)
+        run(options.rows, settings, journal, options.most_rows)
     except KeyboardInterrupt:
         pass
     except Red as red:
@@ -192,7 +192,7 @@ def main() -> None:
     show(facts, rows)
     if path and rows:
         draw(facts, rows, path.with_suffix(".svg"))
-    if not facts["complete"] and not given.most_rows:
+    if not facts["complete"] and not options.most_rows:
         sys.exit(INTERRUPTED)
 
 
