@@ -83,6 +83,13 @@ def test_nothing_inside_imports_the_root(graph):
     assert graph.find_modules_that_directly_import("redblue") == set()
 
 
+def test_nothing_inside_pebble_imports_its_public_names(graph):
+    """The graph does not show the modules behind them, so such an import could hide a circle."""
+    importers = graph.find_modules_that_directly_import("redblue.pebble")
+    assert "redblue.lab.traces" in importers
+    assert not [name for name in importers if name.startswith("redblue.pebble.")]
+
+
 def top_level_modules() -> set[str]:
     """Return the names of the package's own modules and packages, as an import would find them."""
     files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WIDTH = 120  # as [tool.ruff] says
 MAX_BYTES = 100 << 10  # of data and pictures
+MAX_LINES = 60  # of a function of the C++ core
 DATA = (".csv", ".json", ".jsonl", ".png", ".svg", ".txt")
 TEXTS = (".py", ".pyi", ".h", ".cpp", ".md", ".toml", ".txt", ".jinja", ".css", ".js")
 # A path with a folder, whose file has one of the project's suffixes.
@@ -102,6 +103,44 @@ def test_lines_of_cpp_are_not_too_long():
         if len(line) > WIDTH
     ]
     assert not long
+
+
+def functions_of_cpp(text):
+    """Yield the first line and the number of lines of the body of each function of a C++ file."""
+    text = re.sub(r"//.*|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)'", "", text)
+    head, blocks, line = "", [], 1
+    for character in text:
+        line += character == "\n"
+        if character == "{":
+            container = re.search(r"\b(namespace|struct|class|enum|union|extern)\b[^()]*$|=\s*$", head)
+            outer = all(start is None for start in blocks)
+            blocks.append(line if outer and not container else None)
+        elif character == "}" and blocks and (start := blocks.pop()):
+            yield start, line - start + 1
+        head = "" if character in "{};" else head + character
+
+
+@needs_git
+def test_functions_of_cpp_are_short():
+    functions = [
+        (path, *function)
+        for path in SOURCES
+        if path.suffix in (".h", ".cpp") and "tests" not in path.parts[-3:]
+        for function in functions_of_cpp(path.read_text(encoding="utf-8"))
+    ]
+    assert len(functions) > 500
+    assert [f"{path.name}:{line}: {count} lines" for path, line, count in functions if count > MAX_LINES] == []
+
+
+def test_the_check_of_functions_counts_their_lines():
+    text = (
+        "namespace a {\nstruct B {\n  int f() const {\n    if (x) {\n    }\n  }\n};\nvoid g(int y,\n  int z) { }\n}\n"
+    )
+    assert list(functions_of_cpp(text)) == [(3, 4), (9, 1)]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def folders_of_tests(files):

@@ -97,7 +97,7 @@ __attribute__((noinline)) void add_last_columns(long c, long columns, const T* c
 }
 
 // scores[r][key] = q[r] . k[key] for R rows and L / R keys from `key` on: a vector of K serves all rows.
-// pace: of the prefetches, by vectors of K's columns.
+// pace: how often to prefetch; a step is one vector of K's columns.
 template <class T, int R, class D, class Sum, class Row, class Fetched>
 inline void dots_of_block(long key, long last, long columns, const Row& k_row, const typename D::Query* q, long length,
                           Sum* scores, long cols, Fetched& ahead, Pace pace) {

@@ -29,14 +29,17 @@ struct PagedRows {
 // How often a loop prefetches: `lines` cache lines in each step whose number has no bit of `skip`.
 struct Pace {
   long lines = 0, skip = 0;
-  // At least `wanted` lines in every `steps` steps.
-  static Pace of(long wanted, long steps) {
+  // At least `wanted` lines, which is at least 1, in the first `steps` steps and in each `steps` steps after them.
+  static constexpr Pace of(long wanted, long steps) {
     long every = 1;
     while (2 * every * wanted <= steps) every *= 2;
     return {(wanted * every + steps - 1) / steps, every - 1};
   }
   bool fetches(long step) const { return !(step & skip); }
 };
+static_assert(Pace::of(64, 16).lines == 4 && Pace::of(64, 16).skip == 0, "four lines in every step");
+static_assert(Pace::of(16, 32).lines == 1 && Pace::of(16, 32).skip == 1, "half a line is a line in every other step");
+static_assert(Pace::of(16, 96).lines == 1 && Pace::of(16, 96).skip == 3, "a sixth of a line is rounded up");
 
 // Prefetches the rows later(first), later(first + 1), ... later(last) line by line, in memory order. The prefetches are
 // spread over all passes over the same keys: if the first pass issued all of them, it would wait for memory, and memory
@@ -117,7 +120,7 @@ class Stretches {
       next_ += zero;
 #endif
     }
-    // Inlined: around a call, a product would store its sums in memory.
+    // Inlined, because a call would spill the registers that hold the sums of the product.
     __attribute__((always_inline)) void fetch(long lines) {
       if (lines == 4 && next_ + 4 * step_ < stop_) {  // the usual case, without branches between the lines
 #pragma GCC unroll 4

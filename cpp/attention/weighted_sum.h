@@ -1,8 +1,8 @@
 // Weighted sums of rows of V for few queries (decoding). Vectors lie along the features. Included once inside each
 // target region (vector/region.h).
 
-// Adds rows first .. stop - 1 of V, times their weights, to R rows of output. pace: of the prefetches, by keys. ahead:
-// null if each vector prefetches a later one, as in dots_of.
+// Adds rows first .. stop - 1 of V, times their weights, to R rows of output. ahead: null if each vector prefetches a
+// later one, as in dots_of. pace: how often `ahead` prefetches; a step is one key, or one pair of keys.
 template <class T, int R, class Sum, class Row, class Fetched>
 struct WeightedRows {
   static constexpr int L = kLanesOf<Sum>;
@@ -35,7 +35,7 @@ struct WeightedRows {
           if (R == 1 && !ahead) prefetch_once(later + x * L, into_l2);
           numbers[x] = Wide<T>::load_wide(from + x * L);
         }
-        if (ahead && pace.fetches(key)) {
+        if (ahead && pace.fetches(key - first)) {
           if constexpr (std::is_same_v<T, Sum>) ahead->after(sums[R - 1][kAtOnce - 1]);
           ahead->fetch(pace.lines);
         }
@@ -115,7 +115,7 @@ struct WeightedPairs {
           numbers[2 * x] = lower_columns(a, b);
           numbers[2 * x + 1] = upper_columns(a, b);
         }
-        if (pace.fetches(key / 2)) {
+        if (pace.fetches((key - first) / 2)) {
           ahead->after(sums[R - 1][2 * kAtOnce - 1]);
           ahead->fetch(pace.lines);
         }

@@ -183,7 +183,7 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
     ]
     chosen = fastest(tried)
     by_schedule = {
-        name: [candidate for candidate in tried if candidate.candidate.schedule == name] for name in network.SCHEDULES
+        name: [trial for trial in tried if trial.candidate.schedule == name] for name in network.SCHEDULES
     }
     name, grid = chosen.candidate.schedule, chosen.candidate.layout.grid
     layouts = network.layouts(name, problem, cluster.processes, _placed(chosen.placement, problem, cluster.processes))

@@ -110,11 +110,12 @@ def _share(pairs: np.ndarray, placement: Placement) -> float:
 def _candidates(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
     """Yield the placements that give no process too many tokens; the first of equally good ones is chosen."""
     mean = len(pairs) / world_size
-    most = max(MAX_TOKENS * mean, math.ceil(mean))
-    yield from (placement for placement in _placements(pairs, world_size) if max(placement.lengths) <= most)
+    tokens = max(MAX_TOKENS * mean, math.ceil(mean))
+    yield from (placement for placement in _placements(pairs, world_size) if max(placement.lengths) <= tokens)
 
 
 def _placements(pairs: np.ndarray, world_size: int) -> Iterator[Placement]:
+    """Yield every kind of placement that is tried."""
     n = len(pairs)
     yield from (placement_of(name, n, world_size) for name in PLACEMENTS)
     yield weighted_contiguous(pairs, world_size)
@@ -134,7 +135,7 @@ def weighted_contiguous(pairs: np.ndarray, world_size: int) -> Placement:
 
 
 def block_cyclic(n: int, world_size: int, per_process: int) -> Placement:
-    """Blocks of equal length, `each` for every process, dealt in turn."""
+    """Blocks of equal length, `per_process` for every process, dealt in turn."""
     blocks = np.array_split(np.arange(n, dtype=np.int64), per_process * world_size)
     return Placement(
         f"block-cyclic of {per_process}", tuple(np.concatenate(blocks[p::world_size]) for p in range(world_size))
@@ -142,7 +143,7 @@ def block_cyclic(n: int, world_size: int, per_process: int) -> Placement:
 
 
 def heaviest_first(pairs: np.ndarray, world_size: int, per_process: int) -> Placement:
-    """Blocks of equal length, `each` for every process: the heaviest goes to the process with the fewest pairs."""
+    """Blocks of equal length, `per_process` for every process: the heaviest goes to the process with fewest pairs."""
     blocks = np.array_split(np.arange(len(pairs), dtype=np.int64), per_process * world_size)
     weights = np.array([pairs[block].sum() for block in blocks])
     loads, owned = np.zeros(world_size), [[] for _ in range(world_size)]
