@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/default_floats.h"
 #include "base/share_out.h"
 #include "base/spin.h"
 
@@ -35,6 +36,7 @@ void Job::take_tasks() {
   // This thread is counted before it takes a task, so a caller that finds no task left also finds this thread counted.
   working_.fetch_add(1);
   if (seat < kSeats) seated_[seat] = this_thread();
+  const DefaultFloats floats;
   for (std::int64_t task; (task = next_.fetch_add(1)) < tasks_;) try {
       work_(task);
     } catch (const Stopped&) {

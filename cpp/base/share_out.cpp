@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/default_floats.h"
 #include "base/openmp.h"
 #include "base/pool.h"
 
@@ -10,6 +11,7 @@ namespace redblue {
 
 void share_out(std::int64_t tasks, int threads, const std::function<void(std::int64_t)>& work) {
   if (tasks <= 1 || threads <= 1) {
+    const DefaultFloats floats;
     for (std::int64_t task = 0; task < tasks; task++) work(task);
     return;
   }

@@ -262,3 +262,23 @@ print("right without another thread")
 """
     )
     assert said == ["right without another thread"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_caller_that_flushes_subnormal_numbers_gets_the_same_results(threads):
+    """PyTorch and JAX let a thread flush them to 0. A new worker inherits this from the thread that creates it."""
+    pytest.importorskip("torch")
+    script = f"""
+import torch, redblue as rb
+torch.set_num_threads({threads})
+ones, v = torch.ones(4, 512, 1, 1), torch.full((4, 512, 1, 1), 1e-40)
+def bits():
+    return set(rb.attention(ones, ones, v).view(torch.int32).flatten().tolist())
+torch.set_flush_denormal(True)
+flushing, callers = bits(), (v * 1).view(torch.int32).max().item()
+torch.set_flush_denormal(False)
+assert callers == 0  # redblue leaves the state of its caller as it was
+assert 0 not in flushing and flushing == bits(), flushing
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
