@@ -182,9 +182,7 @@ def best_candidate(problem: AnyProblem, cluster: Cluster) -> tuple[Candidate, di
         for placement, candidate in _candidates(small, cluster)
     ]
     chosen = fastest(tried)
-    by_schedule = {
-        name: [trial for trial in tried if trial.candidate.schedule == name] for name in network.SCHEDULES
-    }
+    by_schedule = {name: [trial for trial in tried if trial.candidate.schedule == name] for name in network.SCHEDULES}
     name, grid = chosen.candidate.schedule, chosen.candidate.layout.grid
     layouts = network.layouts(name, problem, cluster.processes, _placed(chosen.placement, problem, cluster.processes))
     winner = next(layout for layout in layouts if layout.grid == grid)

@@ -98,7 +98,7 @@ def _stack(config: Config, causal: bool, label: str = "") -> list[Layers]:
             )
     if not counts:
         words = ", ".join(sorted(set(kinds)))
-        raise config.error(f"its layers (layer_types or the like) are {words}; none has full, sliding or chunked attention")
+        raise config.error(f"no layer has full, sliding or chunked attention; layer_types or the like gives {words}")
     return [replace(entry, layers=count) for entry, count in counts.items()]
 
 
