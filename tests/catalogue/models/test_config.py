@@ -156,7 +156,7 @@ REFUSED = {
     "bad_left_out_kv_heads": "has no num_key_value_heads",
     "bad_left_out_window": "has no sliding_window",
     "bad_linear_diffusion": "_class_name SanaTransformer2DModel is not supported",
-    "bad_linear_only": "no layer has full, sliding or chunked attention; layer_types or the like gives linear_attention",
+    "bad_linear_only": "no layer has full, sliding or chunked attention; layer_types or the like gives linear",
     "bad_list": "holds a JSON list",
     "bad_local_encoder": "given by encoder_attention_type is not supported",
     "bad_mla_layers_without_rope": r"latent attention \(kv_lora_rank\) with no_rope_layers is not supported",
