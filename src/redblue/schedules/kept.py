@@ -28,7 +28,7 @@ from redblue.schedules.search import cheapest, edges, spread
 
 T = TypeVar("T")
 MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
-SHORT_EDGES = 1 << 9  # under a mask, so many of the smallest numbers of rows are tried, and so many larger ones
+SHORT_EDGES = 1 << 9  # under a mask, the search tries the smallest SHORT_EDGES numbers of rows, and as many larger ones
 OTHER_EDGES = 16  # numbers of rows that are tried under a mask that is neither full nor a band
 OTHER_BLOCKS = 1 << 12  # limit of the blocks of rows in such a try
 
