@@ -23,7 +23,7 @@ from benchmarks.common.places import ROOT
 from benchmarks.common.timing import THREADS, Result, race
 
 VLLM, ZENTORCH, NEWEST_PYTORCH = "vLLM", "zentorch", "PyTorch 2.15"
-LONGEST_SECONDS = 240  # for an answer
+MAX_SECONDS = 240  # for an answer
 SECONDS_TO_END = 2  # after the process closed its output
 
 
@@ -112,10 +112,10 @@ class Other:
     def _answer(self) -> dict[str, Any]:
         assert self.process is not None
         pipe = _opened(self.process.stdout)
-        ready, _, _ = select.select([pipe], [], [], LONGEST_SECONDS)
+        ready, _, _ = select.select([pipe], [], [], MAX_SECONDS)
         if not ready:
             self.close()
-            raise PeerFailed(self.peer, f"no answer within {LONGEST_SECONDS} s")
+            raise PeerFailed(self.peer, f"no answer within {MAX_SECONDS} s")
         line = pipe.readline()
         if not line:
             raise self._ended()

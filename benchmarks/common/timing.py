@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 Result = TypeVar("Result")
 THREADS = 2  # of every contender
 LONG_SECONDS = 0.5
-LEAST_ROUNDS, LONGEST_SECONDS = 7, 30.0
+MIN_ROUNDS, MAX_SECONDS = 7, 30.0
 IDLE_SECONDS = 0.02
 LOOP_SECONDS = 0.01  # of calls in a loop
 
@@ -76,18 +76,18 @@ def second_and_looped(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def race(
-    contenders: Mapping[str, Callable[[], Result]], rounds: int, seconds: float = LONGEST_SECONDS, warm_ups: int = 1
+    contenders: Mapping[str, Callable[[], Result]], rounds: int, seconds: float = MAX_SECONDS, warm_ups: int = 1
 ) -> dict[str, list[Result]]:
     """The results (rates or times) of each contender, one per round, after warm-up rounds that are not reported.
 
     Every second round runs in the opposite order, because each contender inherits the caches and the heat of the
-    previous one. The race stops early if `seconds` have passed and at least LEAST_ROUNDS rounds are complete.
+    previous one. The race stops early if `seconds` have passed and at least MIN_ROUNDS rounds are complete.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     turns = list(contenders.items())
     start = time.perf_counter()
     for number in range(-warm_ups, rounds):
-        if number >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
+        if number >= MIN_ROUNDS and time.perf_counter() - start > seconds:
             break
         for name, measured in turns[::-1] if number % 2 else turns:
             value = measured()

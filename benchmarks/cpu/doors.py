@@ -32,7 +32,7 @@ from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from redblue.kernels.cpu.call import isa
 
-LEAST = 0.97  # of the speed of redblue's own function, at the size of BERT
+MIN_RATIO = 0.97  # of the speed of redblue's own function, at the size of BERT
 SECONDS = 0.02  # of each contender in each round: short, because the host changes its speed within a second
 DIRECTIONS = ("forward", "training")
 
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "tiny, n 16": Shape(1, 16, 2, 64, causal=False, limit=None),  # the doors take most of the time
-    "BERT, b 8, n 128": Shape(8, 128, 12, 64, causal=False, limit=LEAST),
+    "BERT, b 8, n 128": Shape(8, 128, 12, 64, causal=False, limit=MIN_RATIO),
     "causal, 16 heads, n 2048": Shape(1, 2048, 16, 64, causal=True, limit=None),
 }
 OWN, OWN_VARLEN = "attention", "attention_varlen"

@@ -23,7 +23,7 @@ from redblue.kernels.cpu import mask_form
 
 N, D, HEADS = 8192, 64, 4
 CHECKED_N = 1024
-CHECKED_LEAST = 0.02  # density; dQ of a row with one key is 0 except for rounding, so its relative error means nothing
+MIN_CHECKED_DENSITY = 0.02  # dQ of a row with one key is 0 except for rounding, so its relative error means nothing
 WINDOW = Mask.sliding_window(256, 256)
 DENSITIES = (0.5, 0.2, 0.1, 0.05)
 PAIR_DENSITIES = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)
@@ -289,7 +289,7 @@ CASES: tuple[tuple[str, str, Callable[[], list[Mask]], Callable[[Any], Row]], ..
             "choice",
             f"tiles or pairs, {p:g}",
             lambda p=p: [
-                Mask.from_dense(np.random.default_rng(0).random((CHECKED_N, CHECKED_N)) < max(p, CHECKED_LEAST))
+                Mask.from_dense(np.random.default_rng(0).random((CHECKED_N, CHECKED_N)) < max(p, MIN_CHECKED_DENSITY))
             ],
             partial(choice, p),
         )

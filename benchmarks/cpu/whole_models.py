@@ -29,7 +29,7 @@ import redblue as rb
 from benchmarks.common.gate import MAX_OURS, relative_errors, within
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
-from benchmarks.common.timing import LONGEST_SECONDS, THREADS, race, rate, ratio, shown_ratio
+from benchmarks.common.timing import MAX_SECONDS, THREADS, race, rate, ratio, shown_ratio
 from benchmarks.cpu.calls import SHORT
 from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.transformers import register
@@ -284,7 +284,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS, help="of a row, at most, after 7 rounds")
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of a row, at most, after 7 rounds")
     parser.add_argument("--only", default="", help="measure only models whose name holds this text")
     parser.add_argument("--measure", default="", help='measure only what holds this text, such as "bf16 training"')
     parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")

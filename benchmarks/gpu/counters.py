@@ -30,9 +30,10 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.files import replace_whole
 from redblue.base.terminal import table
-from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings
+from redblue.kernels.gpu.planning.by_gluon import Settings
 from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.card import Card, card_of
+from redblue.kernels.gpu.planning.resources import WARPGROUP_ROWS
 
 KEPT = RESULTS / "counters.json"
 COUNTED = (("forward", 128), ("backward", 128), ("forward", 512), ("backward", 512))
@@ -71,7 +72,7 @@ def predicted(place: Place, card: Card) -> Counted:
 def tiles_of(tiles: Any, case: rb.Problem) -> Any:
     """The tiles with the schedule's names; tiles of the kernels for Hopper GPUs have other names."""
     if isinstance(tiles, Settings):
-        edges = {"rows": EDGE * tiles.consumers, "cols": tiles.cols, "span": case.n_k}
+        edges = {"rows": WARPGROUP_ROWS * tiles.consumers, "cols": tiles.cols, "span": case.n_k}
         return schedules.get("flash").make_tiles(case, edges)
     if not isinstance(tiles, Choice):
         return tiles

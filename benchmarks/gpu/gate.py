@@ -1,18 +1,17 @@
-"""Check every contender on the GPU against float64, at the size that is timed, before it is timed.
+"""The gate of a call on the GPU, at the size that is timed; common/gate.py has the allowed errors.
 
-The first head of the first sequence and the last head of the last one are checked, since heads share nothing. The error
-of redblue may be at most twice that of the unfused expression in the same type, as everywhere in this project. A peer
-must be close enough to compute the same function.
+The first head of the first sequence and the last head of the last one are compared, since heads share nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, MAX_PEER, Red, relative_errors, unfused, within
+from benchmarks.common.gate import Gate, gate_of, unfused
 from benchmarks.gpu.calls import OURS, Call
-from benchmarks.gpu.peers import Refused
 
 
 def ends(call: Call, x: Tensor) -> list[Tensor]:
@@ -23,8 +22,8 @@ def ends(call: Call, x: Tensor) -> list[Tensor]:
     return [x[:1, :heads], x[-1:, -heads:]]
 
 
-def textbook(call: Call, arrays: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The results of the unfused expression in this type, on arrays with one key head."""
+def textbook(call: Call, arrays: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The results of the textbook expression in this type, on arrays with one key head."""
     q, k, v, dout = (x.detach().to(dtype) for x in arrays)
     mask = None if call.density == 1 or call.mask is None else torch.from_numpy(call.mask.to_dense(call.n_q, call.n))
     attends = None if mask is None else mask.to(q.device)
@@ -34,27 +33,21 @@ def textbook(call: Call, arrays: list[Tensor], dtype: torch.dtype) -> list[Tenso
     return list(torch.autograd.grad(unfused(q, k, v, call.causal, attends), (q, k, v), dout))
 
 
-class Gate:
-    """The check of one call; the exact results and the allowed errors are computed once."""
+def gate(call: Call, arrays: Sequence[Tensor]) -> Gate:
+    """The gate of a call. Its compared results are all results of the first end, then all of the last end."""
 
-    def __init__(self, call: Call, arrays: list[Tensor]) -> None:
-        self.call = call
-        parts = list(zip(*(ends(call, x) for x in arrays), strict=True))
-        self.exact = [textbook(call, list(part), torch.float64) for part in parts]
-        own = getattr(torch, call.dtype)
-        self.allowed = [
-            relative_errors(textbook(call, list(part), own), exact)
-            for part, exact in zip(parts, self.exact, strict=True)
-        ]
+    def compared(results: Sequence[Tensor]) -> list[Tensor]:
+        first, last = zip(*(ends(call, x) for x in results), strict=True)
+        return [*first, *last]
 
-    def check(self, name: str, results: list[Tensor]) -> list[float]:
-        """The errors of a contender. If they are too large, raises Red for redblue and Refused for a peer."""
-        parts = zip(*(ends(self.call, x) for x in results), strict=True)
-        errors = [relative_errors(list(part), exact) for part, exact in zip(parts, self.exact, strict=True)]
-        factor = MAX_OURS if name in OURS else MAX_PEER
-        worst = [max(errors_of_head) for errors_of_head in zip(*errors, strict=True)]
-        if all(within(error, allowed, factor) for error, allowed in zip(errors, self.allowed, strict=True)):
-            return worst
-        if name in OURS:
-            raise Red(f"{name}, {self.call.title}: errors {errors}, errors of the unfused expression {self.allowed}")
-        raise Refused(f"too far from float64: {max(worst):.1e}")
+    def both_ends(dtype: torch.dtype) -> list[Tensor]:
+        parts = zip(*(ends(call, x) for x in arrays), strict=True)
+        return [x for part in parts for x in textbook(call, part, dtype)]
+
+    return gate_of(call.title, both_ends, getattr(torch, call.dtype), compared, OURS)
+
+
+def worst(errors: Sequence[float]) -> list[float]:
+    """The larger error of each result at both ends."""
+    half = len(errors) // 2
+    return [max(pair) for pair in zip(errors[:half], errors[half:], strict=True)]

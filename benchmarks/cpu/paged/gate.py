@@ -1,37 +1,27 @@
-"""Compare results with the textbook expression in float64, on the first and the last head of keys."""
+"""The gate of a call on a paged cache, which compares the queries of the first and of the last head of keys."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import relative_errors, unfused, verdict
+from benchmarks.common.gate import REDBLUE, Gate, gate_of, unfused
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, sequence
-from benchmarks.cpu.paged.contenders import CONTIGUOUS, REDBLUE
-
-OURS = (REDBLUE, CONTIGUOUS)
-
-
-class Gate(NamedTuple):
-    """exact: float64 results (B, n_q, heads, d_v) for some heads of queries. allowed: the textbook's error."""
-
-    heads: list[int]
-    exact: torch.Tensor
-    allowed: float
-
-    def check(self, name: str, result: torch.Tensor) -> str:
-        """The reason why a peer's result is wrong, or "" if it is right. Raises Red if a result of redblue is wrong."""
-        errors = relative_errors([result[:, :, self.heads]], [self.exact])
-        return verdict(name, errors, [self.allowed], ours=name.startswith(OURS))
+from benchmarks.cpu.paged.contenders import CONTIGUOUS
 
 
 def gate(call: Call, x: Inputs) -> Gate:
     keys = sorted({0, call.kv_heads - 1})
     heads = [h * call.group + i for h in keys for i in range(call.group)]
-    exact, rough = (_textbook(call, x, keys, dtype) for dtype in (torch.float64, call.torch_dtype))
-    (allowed,) = relative_errors([rough], [exact])
-    return Gate(heads, exact, allowed)
+
+    def compared(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [out[:, :, heads] for out in results]
+
+    def textbook(dtype: torch.dtype) -> list[torch.Tensor]:
+        return [_textbook(call, x, keys, dtype)]
+
+    return gate_of(f"{call.dtype}, {call.title}", textbook, call.torch_dtype, compared, (REDBLUE, CONTIGUOUS))
 
 
 def _textbook(call: Call, x: Inputs, keys: list[int], dtype: torch.dtype) -> torch.Tensor:

@@ -32,7 +32,7 @@ ARRAYS = {
     "gradient_x": ("A1, A2, A3 and E", ("a1", "a2", "a3", "e")),
     "paged": ("Q, the pages and O", ("q", "k_pages", "v_pages", "out")),
 }
-LEAST_SAVED = 0.01  # share of the words that a variant of another schedule must save to be chosen
+MIN_SAVED = 0.01  # share of the words that a variant of another schedule must save to be chosen
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of a level's usable words that nested tiles try to fill
 
 
@@ -152,7 +152,7 @@ def _best(problem: AnyProblem, boundary: Boundary, step: int) -> Best:
                 reasons.append(str(error))
     best = Best(capacity, usable, fewest, tuple(reasons))
     plain = best.plain()
-    saves = not plain.schedule or min(fewest.values()) <= (1 - LEAST_SAVED) * plain.words[plain.schedule]
+    saves = not plain.schedule or min(fewest.values()) <= (1 - MIN_SAVED) * plain.words[plain.schedule]
     return best if saves else plain
 
 

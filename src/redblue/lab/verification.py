@@ -20,7 +20,7 @@ from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE, Cost, Pass, Schedule, TooFewWords
 from redblue.schedules.stored_index import StoredIndex, index_room, index_words
 
-LARGEST_ERROR = 1e-10  # allowed error of an output, relative to float64
+MAX_ERROR = 1e-10  # allowed error of an output, relative to float64
 LARGE_SCORES = 50.0  # factor of queries and keys: exp of such scores overflows without a row maximum
 EDGES = (1, 2, 3, 16)  # tile edges: some divide the axes, some do not, the last one spans them
 LARGER = (211, 173, 24, 20)  # n_q, n_k, d, d_v of the problem that is counted without numbers
@@ -79,7 +79,7 @@ def _verify_run(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: Any
     machine, outputs = _run(schedule, problem, tiles, Numeric(closed.peak, counts.MAX_MOVES), arrays)
     for name, output in outputs.items():
         error = counts.relative_error(output, expected[name])
-        if error > LARGEST_ERROR:
+        if error > MAX_ERROR:
             raise RedblueError(f"{where}: {name} differs from the float64 reference by {error:.2g}: wrong arithmetic")
     _compare(where, closed, machine, ("reads", "writes", "flops", *(["peak"] if problem.mask.is_full else [])))
 
@@ -132,7 +132,7 @@ def _verify_index(schedule: Schedule, one_pass: Pass, problem: Problem, tiles: A
         raise RedblueError(
             f"{where}: the sweeps state {stated} words of a CSR index, and the run reads {machine.index.words}"
         )
-    if any(counts.relative_error(outputs[name], expected[name]) > LARGEST_ERROR for name in outputs):
+    if any(counts.relative_error(outputs[name], expected[name]) > MAX_ERROR for name in outputs):
         raise RedblueError(f"{where}: the result is wrong with a stored mask: read its entries through the machine")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from redblue.base.integers import ceil_div
 from redblue.paged_problem import PagedProblem
-from redblue.schedules.paged_nodes import LEAST_SHARED, Node, Part, Tiles, parts_of, rows_of, shared_nodes
+from redblue.schedules.paged_nodes import MIN_SHARED_KEYS, Node, Part, Tiles, parts_of, rows_of, shared_nodes
 from redblue.schedules.schedule import Cost, overlap
 from redblue.schedules.search import edges, spread
 
@@ -154,7 +154,7 @@ def _rated(p: PagedProblem, t: Tiles, parts: list[Part]) -> tuple[int, int, Tile
 def _ways_to_share(p: PagedProblem) -> list[tuple[int, tuple[Node, ...]]]:
     """Return the minimum lengths of shared runs that give different nodes, the kernel's first, and these nodes."""
     ways: dict[tuple[Node, ...], int] = {}
-    for shared in (LEAST_SHARED, *(1 << i for i in range(p.n_k.bit_length() + 1))):
+    for shared in (MIN_SHARED_KEYS, *(1 << i for i in range(p.n_k.bit_length() + 1))):
         ways.setdefault(shared_nodes(p, shared), shared)
     return [(shared, nodes) for nodes, shared in ways.items()]
 

@@ -15,7 +15,7 @@ from redblue.masks.patterns.band import Band
 from redblue.paged_problem import PagedProblem
 from redblue.schedules.schedule import blocks
 
-LEAST_SHARED = 64  # keys: sharing a shorter run saves less than its partial results cost
+MIN_SHARED_KEYS = 64  # keys: sharing a shorter run saves less than its partial results cost
 
 
 class Node(NamedTuple):
@@ -29,11 +29,13 @@ class Node(NamedTuple):
     members: tuple[int, ...]
 
 
-def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages: int | None = None) -> tuple[Node, ...]:
+def shared_nodes(
+    problem: PagedProblem, min_keys: int = MIN_SHARED_KEYS, prefix_pages: int | None = None
+) -> tuple[Node, ...]:
     """Divide the keys of all sequences into nodes; the nodes of a sequence come in ascending order.
 
     A run of pages is a node of several sequences if all of their tables are equal from the start to the end of the run,
-    all of their queries attend all keys of the run, and the run has at least `least` keys. Runs nest:
+    all of their queries attend all keys of the run, and the run has at least `min_keys` keys. Runs nest:
     some of the sequences that share a node may share the next one. The remaining keys of a sequence are a node of its
     own. Sequences without queries are in no node; a sequence without keys has a node without keys.
 
@@ -77,7 +79,7 @@ def shared_nodes(problem: PagedProblem, least: int = LEAST_SHARED, prefix_pages:
         first, last = table[members[0]], table[members[-1]]
         while stop < most and first[stop] == last[stop]:
             stop += 1
-        worth = (stop - begin) * page >= least
+        worth = (stop - begin) * page >= min_keys
         if worth:
             nodes.append(Node(begin * page, stop * page, tuple(sorted(members))))
         pending.append((members, stop if worth else begin, stop))
@@ -100,7 +102,7 @@ class Tiles(NamedTuple):
     rows: Any  # rows of a node (queries times query heads per key/value head) that stay
     cols: Any = 1  # keys that stream by together
     piece: Any = LARGEST  # keys of a node that a block of rows walks through; the results of several walks are merged
-    shared: Any = LEAST_SHARED  # fewest keys of a run that sequences share
+    shared: Any = MIN_SHARED_KEYS  # fewest keys of a run that sequences share
     few: Any = LARGEST  # nodes with more rows are not cut into pieces
 
     SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})  # a merge of shared results holds more words

@@ -78,7 +78,7 @@ def only(inputs, *names):
 @pytest.mark.parametrize("option", ["plain", "softcap", "scaling", "s_aux", "sinks", "position_bias"])
 def test_options_and_masks(option, kind, monkeypatch):
     monkeypatch.setattr(mask_function, "SMALL", 0)
-    monkeypatch.setattr(boolean, "LEAST_PAIRS", 0 if kind == "boolean rule" else 1 << 16)
+    monkeypatch.setattr(boolean, "MIN_PAIRS", 0 if kind == "boolean rule" else 1 << 16)
     padding = torch.ones(B, NK, dtype=torch.bool)
     padding[0, :2] = False
     function = sliding_window_causal_mask_function(6)
@@ -246,7 +246,7 @@ def test_harmless_keywords_are_taken():
 
 
 def test_a_changed_boolean_mask_is_read_again(monkeypatch):
-    monkeypatch.setattr(boolean, "LEAST_PAIRS", 0)
+    monkeypatch.setattr(boolean, "MIN_PAIRS", 0)
     inputs = [x.detach() for x in tensors().values()]
     mask = MASK.clone()
     before, _ = attention_forward(Layer(), *inputs, mask)
@@ -257,7 +257,7 @@ def test_a_changed_boolean_mask_is_read_again(monkeypatch):
 
 
 def test_a_boolean_mask_of_inference_mode(monkeypatch):
-    monkeypatch.setattr(boolean, "LEAST_PAIRS", 0)
+    monkeypatch.setattr(boolean, "MIN_PAIRS", 0)
     inputs = [x.detach() for x in tensors().values()]
     with torch.inference_mode():
         mask = torch.ones(NQ, NK, dtype=torch.bool).tril(NK - NQ)

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 import redblue as rb
 from redblue.op.pytorch import boolean
-from redblue.op.pytorch.boolean import LEAST_PAIRS, mask_of
+from redblue.op.pytorch.boolean import MIN_PAIRS, mask_of
 from support.textbook import check, normal
 
 B, H, NQ, NK = 2, 4, 7, 9
@@ -24,7 +24,7 @@ FORMS = {
 
 @pytest.fixture(autouse=True)
 def small_ones_become_masks(monkeypatch):
-    monkeypatch.setattr(boolean, "LEAST_PAIRS", 0)
+    monkeypatch.setattr(boolean, "MIN_PAIRS", 0)
 
 
 @pytest.mark.parametrize("allowed", FORMS.values(), ids=FORMS)
@@ -41,7 +41,7 @@ def test_what_stays_a_bias(monkeypatch):
     for other in (ALLOWED.expand(B, H, NQ, NK).contiguous(), ALLOWED[..., 1:], ALLOWED[:, :, 1:], ALLOWED[0, 0, 0]):
         assert mask_of(other, scores) is None
     assert mask_of(ALLOWED[None], scores) is None
-    monkeypatch.setattr(boolean, "LEAST_PAIRS", LEAST_PAIRS)
+    monkeypatch.setattr(boolean, "MIN_PAIRS", MIN_PAIRS)
     assert mask_of(ALLOWED, scores) is None
     assert mask_of(torch.ones(256, 64, dtype=torch.bool), (H, 256, 64)) is not None
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from redblue.masks import Mask
 from redblue.op.pytorch import ops
 
-LEAST_PAIRS = 1 << 14  # pairs of a query and a key; for fewer, lowering the mask takes longer than it saves
+MIN_PAIRS = 1 << 14  # pairs of a query and a key; for fewer, lowering the mask takes longer than it saves
 
 
 def mask_of(allowed: Tensor, scores: Sequence[int]) -> Mask | None:
@@ -20,7 +20,7 @@ def mask_of(allowed: Tensor, scores: Sequence[int]) -> Mask | None:
     equal mask is not lowered again.
     """
     shape = allowed.shape
-    if scores[-2] * scores[-1] < LEAST_PAIRS or not allowed.is_cpu or ops.substitute() is not None:
+    if scores[-2] * scores[-1] < MIN_PAIRS or not allowed.is_cpu or ops.substitute() is not None:
         return None
     if not 2 <= len(shape) <= len(scores) or shape[-1] != scores[-1]:
         return None

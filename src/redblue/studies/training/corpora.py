@@ -15,7 +15,7 @@ import platformdirs
 
 from redblue.base.errors import RedblueError
 
-LEAST_BYTES = 200_000  # a corpus with fewer bytes counts as not installed
+MIN_BYTES = 200_000  # a corpus with fewer bytes counts as not installed
 HELD_OUT = 10  # every tenth document is only for tests
 IMAGINATIVE = "klmnpr"  # the Brown corpus's letters of fiction and humour; the others are of informative prose
 
@@ -109,7 +109,7 @@ def corpus(name: str) -> Corpus:
     known = KNOWN[name]
     documents = tuple(known.read())
     digest = hashlib.sha256(b"\0".join(document.text for document in documents)).hexdigest()[:16]
-    if sum(len(document.text) for document in documents) < LEAST_BYTES:
+    if sum(len(document.text) for document in documents) < MIN_BYTES:
         raise RedblueError(f"{known.source} is not on this machine: {known.remedy}")
     return Corpus(name, known.source, known.licence, documents, digest)
 

@@ -14,7 +14,7 @@ from redblue.kernels.gpu.hopper import forward as hopper
 from redblue.kernels.gpu.launch import PlanOptions, Run, Task
 from redblue.kernels.gpu.planning import fallback
 from redblue.kernels.gpu.planning import hopper as planning_hopper
-from redblue.kernels.gpu.planning.by_gluon import LEAST_ROWS, Settings, choices, settings
+from redblue.kernels.gpu.planning.by_gluon import MIN_ROWS, Settings, choices, settings
 from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
 from support.gluon_model import kernel_source, run_kernel
@@ -78,7 +78,7 @@ def test_the_kernel_is_planned_first_and_tuning_may_find_others_faster(gluon, ca
         {"d": 257},
         {"d": 64, "d_v": 512},
         {"dtype": "float32"},
-        {"n_q": LEAST_ROWS - 1},
+        {"n_q": MIN_ROWS - 1},
         {"n_q": 512},  # 4 blocks of 16 heads
         {"card": Card(arch=80)},
         {"card": Card(arch=100)},

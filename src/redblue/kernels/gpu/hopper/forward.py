@@ -12,7 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.hopper.forward_kernel import hopper_forward
 from redblue.kernels.gpu.launch import Run, Task
-from redblue.kernels.gpu.planning.by_gluon import EDGE, Settings, padded
+from redblue.kernels.gpu.planning.by_gluon import Settings, padded
+from redblue.kernels.gpu.planning.resources import WARPGROUP_ROWS
 
 LOG2E = 1.4426950408889634
 L2_SHARE = 0.5  # share of the L2 cache that the keys and values of a section of heads may fill
@@ -45,12 +46,12 @@ def prepare(
     k, v = (x[:, :, unattended : unattended + n_k] for x in (k, v))
 
     group, pack, cols = heads // kv_heads, chosen.pack, chosen.cols
-    streams, blocks = batch * heads // pack, ceil_div(n_q * pack, EDGE * chosen.consumers)
+    streams, blocks = batch * heads // pack, ceil_div(n_q * pack, WARPGROUP_ROWS * chosen.consumers)
     in_l2 = int(L2_SHARE * chosen.l2_bytes) // (q.itemsize * n_k * (d + d_v)) * group // pack
     section = min(streams, chosen.section or max(1, group // pack, in_l2))
     work = streams * blocks
     arguments = {
-        "q_map": tensor_map(q, EDGE // pack, pack, padded(d)),
+        "q_map": tensor_map(q, WARPGROUP_ROWS // pack, pack, padded(d)),
         "k_map": tensor_map(k, cols, 1, padded(d)),
         "v_map": tensor_map(v, cols, 1, padded(d_v)),
         "out": out,

@@ -13,10 +13,10 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.resources import WARPGROUP_ROWS
 
-EDGE = 64  # rows of a warpgroup
 MAX_D = 256  # registers hold no wider rows of the output
-LEAST_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster
+MIN_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster
 BUSY = 0.75  # share of the multiprocessors: with fewer blocks of rows, cutting keys into spans is faster
 SLACK = 1024  # bytes of shared memory, for barriers
 
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
     def shared_bytes(self, d: int, d_v: int) -> int:
         """Shared memory of a program: its queries, and the prefetched tiles of keys and values."""
-        rows, width, width_v = self.consumers * EDGE, padded(d), padded(d_v)
+        rows, width, width_v = self.consumers * WARPGROUP_ROWS, padded(d), padded(d_v)
         return 2 * (rows * width + self.stages * self.cols * (width + width_v)) + SLACK
 
 
@@ -60,13 +60,13 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
         or card.arch != hopper.HOPPER
         or dtype not in SIXTEEN_BITS
         or max(sizes.d, sizes.d_v) > MAX_D
-        or sizes.n_q < LEAST_ROWS
+        or sizes.n_q < MIN_ROWS
         or not sizes.n_k
         or not hopper.available()
     ):
         return ()
     heads = sizes.streams * sizes.group
-    blocks = {x: ceil_div(sizes.n_q, EDGE * x.consumers) * heads for x in settings(sizes.d, sizes.d_v, mask)}
+    blocks = {x: ceil_div(sizes.n_q, WARPGROUP_ROWS * x.consumers) * heads for x in settings(sizes.d, sizes.d_v, mask)}
     return tuple(
         x._replace(multiprocessors=card.multiprocessors, l2_bytes=card.l2_bytes)
         for x, count in blocks.items()

@@ -63,8 +63,8 @@ CHOICES = {
     "forward": (Choice(), Choice(p=SCORES_WIDE)),
     "backward": (Choice(), Choice(ds=GRADIENTS_EARLY), Choice(p=SCORES_WIDE, ds=SCORES_WIDE)),
 }
-LEAST_D = {"forward": 257, "backward": 193}  # for smaller d, flash is faster
-LEAST_EDGE = 256  # queries of a head or of a piece, and keys: fewer make too few tiles
+MIN_D = {"forward": 257, "backward": 193}  # for smaller d, flash is faster
+MIN_LENGTH = 256  # queries of a head or of a piece, and keys: fewer make too few tiles
 
 
 def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choice, ...]:
@@ -74,8 +74,8 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
         not has_descriptors()
         or card.arch // 10 != ARCHITECTURE
         or dtype not in SIXTEEN_BITS
-        or max(sizes.d, sizes.d_v) < LEAST_D[direction]
-        or min(sizes.n_q, sizes.n_k, queries) < LEAST_EDGE
+        or max(sizes.d, sizes.d_v) < MIN_D[direction]
+        or min(sizes.n_q, sizes.n_k, queries) < MIN_LENGTH
     ):
         return ()
     sums = _sums(sizes)

@@ -14,6 +14,7 @@ from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import Memory, memory
 
 OTHER = 0  # the architecture of a GPU that is not NVIDIA's
+BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as full occupancy
 
 
 class Card(NamedTuple):

@@ -10,7 +10,7 @@ from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
-from redblue.kernels.gpu.planning.by_gluon import BUSY, LEAST_ROWS
+from redblue.kernels.gpu.planning.by_gluon import BUSY, MIN_ROWS
 from redblue.kernels.gpu.planning.card import Card
 from redblue.schedules.flash_onepass import BackwardTiles
 
@@ -30,7 +30,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
         or sizes.d not in SHARED_BYTES
         or (sizes.d == 64 and mask == "full")
         or SHARED_BYTES[sizes.d] > card.shared_bytes
-        or sizes.n_q < LEAST_ROWS
+        or sizes.n_q < MIN_ROWS
         or sizes.streams > MAX_STREAMS
         or sizes.streams * sizes.group * ceil_div(sizes.n_q, TILES.rows) * TILES.rows >= MAX_ROWS
         or ceil_div(sizes.n_k, TILES.cols) * sizes.streams < BUSY * card.multiprocessors

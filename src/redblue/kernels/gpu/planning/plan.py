@@ -23,7 +23,7 @@ from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass, warpgroups
-from redblue.kernels.gpu.planning.card import Card, card_named, card_of
+from redblue.kernels.gpu.planning.card import BUSY, Card, card_named, card_of
 from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
 from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
@@ -34,7 +34,6 @@ __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of",
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
 L2_SHARE = 0.5  # the share of the L2 cache that a chunk's spilled arrays may fill, so that they are read back from L2
 MAX_SPILLED = 1 << 31  # the most bytes that a chunk spills, unless a single step of rows spills more
-BUSY = 0.75  # a launch with blocks for this share of the multiprocessors counts as full occupancy
 ALIKE = 1.03  # words within this factor count as equal
 NEAR = 2.0  # candidates may move at most this many times the words of the first candidate
 MAX_CANDIDATES = 8

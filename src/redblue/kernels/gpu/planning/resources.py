@@ -52,7 +52,7 @@ MAX_REGISTERS = 255  # per thread
 # shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
 # On sm_90 in 16 bits, if each warp owns whole rows of scores, P and dS become operands without leaving their registers
-WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76
+WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76  # rows that a warpgroup, and a warp, multiplies; a share
 # Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
 # for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
 SCALAR, CONVERTED = 1.53, 0.9

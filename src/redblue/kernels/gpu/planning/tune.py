@@ -32,7 +32,7 @@ from redblue.kernels.gpu.planning.plan import Card, Launch, magnitude
 from redblue.kernels.gpu.planning.refusals import is_refusal
 
 VARIABLE = "REDBLUE_TUNE"
-REPETITIONS, LONGEST_MILLISECONDS = 5, 50.0
+REPETITIONS, MAX_MILLISECONDS = 5, 50.0
 HOPELESS = 2.0  # a candidate this many times slower than the best so far is timed only once
 FORMAT = 4  # version of the files
 CLEARED_BYTES = 64 << 20  # more than an L2 cache holds
@@ -130,7 +130,7 @@ def milliseconds(call: Callable[[], object], best: float) -> float:
     """
     times: list[float] = []
     queue_work = _work_ahead_of(call)
-    while len(times) < REPETITIONS and sum(times) < LONGEST_MILLISECONDS:
+    while len(times) < REPETITIONS and sum(times) < MAX_MILLISECONDS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         queue_work()
         start.record()

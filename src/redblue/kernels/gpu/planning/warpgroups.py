@@ -30,18 +30,16 @@ from typing import Any, NamedTuple
 from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.card import BUSY, Card
 from redblue.kernels.gpu.planning.footprints import Part
-from redblue.kernels.gpu.planning.resources import WARP_ROWS, resources
+from redblue.kernels.gpu.planning.resources import WARP_ROWS, WARPGROUP_ROWS, resources
 
 ARCHITECTURE = 9  # the compute capability whose products these plans are for
-LEAST_ROWS = 64  # rows of a warpgroup's product
 STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)
 SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory limits them to two thirds of their speed
 EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time; small blocks overlap them better
 LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
 NEARLY = 1.02  # register pressure up to which tiles are worth timing, although a few dozen bytes spill
-BUSY = 0.75  # as in plan.py
 SLACK = 2048  # bytes of a multiprocessor beyond the limit of a block, plus the model's overestimate
 FEW_WARPS = 8  # warps per multiprocessor: with fewer, products wait for memory
 
@@ -68,7 +66,7 @@ def covers(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, opti
         and direction in ("forward", "backward")
         and dtype in SIXTEEN_BITS
         and card.arch // 10 == ARCHITECTURE
-        and rows >= LEAST_ROWS
+        and rows >= WARPGROUP_ROWS
         and not (options.bias or options.dropout)
     )
 
@@ -124,7 +122,7 @@ def _rank(tile: Tile, long: bool, small: bool, card: Card) -> tuple[float, ...]:
         tile.idle,
         abs(math.log2(tile.stay / (WARP_ROWS * tile.warps))),
         (card.shared_bytes + SLACK) // tile.shared_bytes * tile.warps < FEW_WARPS,
-        small and tile.stay > LEAST_ROWS,
+        small and tile.stay > WARPGROUP_ROWS,
         round(math.log(tile.words, 1.03)),
         tile.stages == 1,
         abs(math.log2(tile.stream / length)),

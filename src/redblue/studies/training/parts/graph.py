@@ -21,7 +21,7 @@ from redblue.studies.training.names import GATHERED, REDBLUE, SDPA
 
 MODEL = {"layers": 2, "d_model": 128, "heads": 4}
 RATE = 3e-3
-LONGEST, SHORTEST = 2048, 128  # lengths of the documents
+MIN_LENGTH, MAX_LENGTH = 128, 2048  # lengths of the documents
 TRAINED_SHARE = 0.8
 
 
@@ -84,7 +84,7 @@ def along(contender: str, graph: packages.Graph) -> Attend:
 def documents_row(point: dict[str, Any]) -> dict[str, Any]:
     """Time steps of a language model on one row of many documents, none of which attends another."""
     text, n = texts.as_array(any_corpus().bytes_of(held_out=False)), point["n"]
-    drawn = np.random.default_rng(6).integers(SHORTEST, LONGEST + 1, size=n // SHORTEST).cumsum()
+    drawn = np.random.default_rng(6).integers(MIN_LENGTH, MAX_LENGTH + 1, size=n // MIN_LENGTH).cumsum()
     lengths = np.diff([0, *drawn[drawn < n], n])
     document = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
     positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))

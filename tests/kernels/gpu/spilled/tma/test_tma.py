@@ -18,7 +18,7 @@ from redblue import Problem, schedules
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import PlanOptions, Task
-from redblue.kernels.gpu.planning.by_tma import LEAST_D, Choice, Tile
+from redblue.kernels.gpu.planning.by_tma import MIN_D, Choice, Tile
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, candidates, plan
 from redblue.kernels.gpu.spilled.tma import launches
@@ -271,7 +271,7 @@ def test_wide_heads_are_planned_by_tma_first():
 @pytest.mark.parametrize(
     "call",
     [
-        {"d": LEAST_D["forward"] - 1},
+        {"d": MIN_D["forward"] - 1},
         {"dtype": "float32"},
         {"n": 64},
         {"card": Card(arch=80)},
