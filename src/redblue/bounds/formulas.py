@@ -32,7 +32,7 @@ def _outputs(p: Problem) -> int:
 
 
 def _begun(p: Problem) -> int:
-    """Return the number of sums that begin in the cache without a load; forward and backward, these are outputs."""
+    """Return the number of sums that begin in the cache without a load: the outputs, except for the gradient by X."""
     if p.direction == "gradient_x":
         return p.n_q * p.d_v + max(p.n_q, p.n_k) * p.d  # O, and dS A2 or A1^T dS
     return _outputs(p)
@@ -90,7 +90,7 @@ LARGE = {
     "backward": closed.large_backward,
     "gradient_x": closed.large_gradient_x,
 }
-# For each direction: its products, and the sums over features that they begin per pair
+# For each direction: the charges of its products, and the number of sums (scores, dP) that begin per pair
 SMALL = {
     "forward": (closed.small_forward, 1),
     "backward": (closed.small_backward, 1),

@@ -125,7 +125,7 @@ class Failures:
         return True
 
     def _end(self, suspect: int) -> int:
-        """The rank at which the notes end; the suspect itself if it waits for this process, because it was late."""
+        """The rank at which the notes end; the suspect, which was late, if the notes lead back to this process."""
         rank, visited = suspect, {suspect}
         while rank in self.known:
             rank = self.known[rank]

@@ -85,7 +85,7 @@ def recount() -> list[Recount]:
     standard = "12 n d + 11 n^2 per head"
     flash = "10 n d + 2 n + T_c (8 n d + 6 n) per head"
     figures.append(_traffic("standard", {}, standard, 40.3))
-    figures.append(_traffic("standard", {}, standard, 35.3, ", as another version of it prints"))
+    figures.append(_traffic("standard", {}, standard, 35.3, " in another version of the paper"))
     # Mask and dropout as separate passes, each reading and writing a matrix forward and backward, would explain the
     # printed figure. The paper does not mention such passes.
     figures.append(

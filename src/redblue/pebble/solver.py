@@ -37,7 +37,7 @@ def solve(
     """
     if time_limit is not None and (not isinstance(time_limit, Real) or not time_limit > 0):
         raise RedblueError(f"time_limit must be more than 0 seconds, got {time_limit!r}; leave it out for no limit")
-    seconds = min(time_limit or 0, A_CENTURY)  # a longer limit need not fit a float
+    seconds = min(time_limit or 0, A_CENTURY)  # a larger integer may not fit a float
     solution = search(graph, red, rules_of(rules), seconds, progress, memory_bytes, BEAM)
     if solution.optimal:
         return solution

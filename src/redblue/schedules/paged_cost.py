@@ -123,10 +123,11 @@ def _merged(p: PagedProblem, parts: list[Part]) -> list[int]:
 
 
 def search(p: PagedProblem, words: int, multiple: Mapping[str, int]) -> Tiles | None:
-    """Return the tiles that move the fewest words: for several lengths of shared runs, with the most rows that fit.
+    """Return the tiles that move the fewest words.
 
-    Under a mask, shorter blocks of rows are tried, too. Keys are not cut into pieces, which would only move more words,
-    and stream by in the smallest tiles, which leave the most words for rows.
+    For every minimum length of shared runs, the search tries the most rows that fit; under a mask, also shorter blocks
+    of rows for the best of these lengths. Keys are not cut into pieces, because pieces only move more words. Keys
+    stream by in the smallest tiles, because these leave the most words for rows.
     """
     cols, options = min(multiple["cols"], max(1, p.n_k)), []
     for shared, nodes in _ways_to_share(p):
@@ -152,7 +153,7 @@ def _rated(p: PagedProblem, t: Tiles, parts: list[Part]) -> tuple[int, int, Tile
 
 @lru_cache(maxsize=8)
 def _ways_to_share(p: PagedProblem) -> list[tuple[int, tuple[Node, ...]]]:
-    """Return the minimum lengths of shared runs that give different nodes, the kernel's first, and these nodes."""
+    """Return (minimum length of shared runs, nodes), one entry for each different set of nodes; the kernel's first."""
     ways: dict[tuple[Node, ...], int] = {}
     for shared in (MIN_SHARED_KEYS, *(1 << i for i in range(p.n_k.bit_length() + 1))):
         ways.setdefault(shared_nodes(p, shared), shared)

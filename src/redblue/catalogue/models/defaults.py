@@ -1,4 +1,4 @@
-"""Model types for which a missing field must be refused, because the class's default differs from the reading here.
+"""Model types for which a missing field is refused, because redblue would assume another value than the model's class.
 
 Example: a gemma config.json without head_dim means 256, not hidden size / heads. The lists come from the class defaults
 of transformers 5.23.0; tests/peers/test_transformers_configs.py compares them with the classes.

@@ -105,7 +105,7 @@ def refuse_unsupported(config: Config, listed: bool) -> None:
 
 
 def refuse_left_out(config: Config) -> None:
-    """Raise RedblueError for a missing field whose default in the model's class differs from the reading here."""
+    """Raise RedblueError for a missing field for which redblue would assume another value than the model's class."""
     for key, kinds in LEFT_OUT.items():
         names = STANDS_FOR.get(key, (key,))
         if config.kind in kinds and not any(name in config.fields for name in names):

@@ -33,8 +33,10 @@ class Lists(NamedTuple):
     full_starts, partial_starts: the tiles of block i in mask plane p are the entries starts[p * blocks + i] ..
     starts[p * blocks + i + 1] - 1 of `full` and of `partial`.
     full, partial: the tiles' indices along the streaming side (keys if rows stay, rows if keys stay).
-    bits: words of 64 bits for each line of a partial tile, one bit for every line of the streaming side.
-    live: words of 64 bits for each partial tile; bits of streaming lines with any attending pair are set.
+    A partial tile has lines along each side: its rows and its keys.
+    bits: words of 64 bits for each line of the side that stays; bit i tells whether the pair with streaming line i is
+    attended.
+    live: words of 64 bits for each partial tile; bit i tells whether streaming line i has an attended pair.
     planes: the mask plane of each stream, int32 (batch, key heads), None before a launch; its strides are plane_batch
     and plane_head. These are separate fields because Triton 3.6 loses a stride of 1 in a nested tuple.
     """
@@ -162,7 +164,7 @@ def _plane(
     by: str,
     span: int | None,
 ) -> tuple[np.ndarray, ...]:
-    """One plane's arrays: number of full tiles per block, full tiles, both for partial tiles, live lines, bits."""
+    """One plane's arrays: full tiles per block, their indices; the same for partial tiles; live; bits (see Lists)."""
     starts = low.starts[plane * panels : (plane + 1) * panels + 1]
     runs, of_panel = low.runs[starts[0] : starts[-1]], np.repeat(np.arange(panels), np.diff(starts))
     # Cut runs at the borders of tiles

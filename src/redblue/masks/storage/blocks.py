@@ -1,4 +1,4 @@
-"""Formats that list live blocks: whole blocks only, or tiles with bits where a tile is attended in part."""
+"""Formats that list the blocks with attended pairs: `blocks` (full blocks only), `tiles` (partial ones store bits)."""
 
 from __future__ import annotations
 

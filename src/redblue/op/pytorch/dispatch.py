@@ -63,10 +63,11 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
 def attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and delta, the row sums of dout * out, from the outputs of `attention` for tensors of four dimensions.
+    """The gradients dq, dk, dv of `attention`, and delta, the row sums of dout * out. Tensors have four dimensions.
 
-    out and lse may also be the merged outputs of several calls on parts of the keys; the result is then the gradients
-    for this part. Dropout needs the seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
+    out, lse: the outputs of `attention`, or the merged outputs of several calls on parts of the keys. In the second
+    case, dk and dv are the gradients of the given part, and dq is the part's share of the gradient. Dropout needs the
+    seed of the forward pass. A bias gets no gradient. Nothing is broadcast.
     """
     dq, dk, dv, _, delta = gradients(dout, None, q, k, v, out, lse, options, bias_gradient=False)
     return dq, dk, dv, delta

@@ -1,6 +1,7 @@
 """The schedules `hybrid` and `small_cache`, forward: P is spilled in chunks of rows, then multiplied by V.
 
-Shared memory and registers depend on the tiles only, not on the head dimensions; hybrid holds its rows of Q as well.
+In `small_cache`, shared memory and registers depend on the tiles only, not on the head dimensions. `hybrid` also holds
+its rows of Q.
 P is spilled as exp2(score - the row maximum of its tile), in the inputs' type; dropped probabilities are 0.
 """
 

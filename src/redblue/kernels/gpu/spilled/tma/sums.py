@@ -103,7 +103,7 @@ def key_sums(
 
     running: if the rows are cut into pieces, the float32 sums (key heads, keys, features) over earlier pieces. begun:
     whether there were earlier pieces. ended: whether this is the last piece.
-    TALL: rows of the blocks that are written completely (tiles_of).
+    TALL: under a band, P and dS are computed in blocks of TALL rows (see tiles_of), so sums begin at such a block.
     """
     blocks, tiles = tl.cdiv(n_k, KEYS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share keys of P run at once
