@@ -45,8 +45,9 @@ struct Gather : Formats<T, F> {
     }
     const T* later(long x) const { return side.base + list[x] * side.step; }  // operator() has prefetched already
   };
-  // to[x] <- own . the x-th listed row. other: for scores, the stride of `own` in its array; otherwise 1. Both strides
-  // choose between two orders of summation, because passes by query and by key must round scores alike.
+  // to[x] <- own . the x-th listed row. stride: of the listed rows' features in their array. other: the same for `own`
+  // if the results are scores; otherwise 1. The order of summation depends on both strides, because the passes by query
+  // and by key exchange the two arrays and must round scores alike.
   __attribute__((noinline)) static void dot(const Pairs& pairs, Side side, long stride, long other, long columns,
                                             const Sum* own, Sum* to) {
     if (stride == 1 && other == 1) {

@@ -38,7 +38,7 @@ class Trie {
   const std::int64_t* pages(std::int64_t b) const { return call_.table + b * call_.most; }
   std::int64_t size() const { return call_.common.pages.size; }
 
-  // The number of leading pages whose keys all queries of a sequence attend, if scores do not depend on the sequence.
+  // The number of leading pages whose keys all queries of a sequence attend; 0 if scores depend on the sequence.
   std::int64_t shareable_pages(std::int64_t b) const {
     const std::int64_t keys = call_.lengths[b], queries = call_.starts[b + 1] - call_.starts[b];
     if (!call_.prefix || call_.common.by_sequence()) return 0;

@@ -38,8 +38,8 @@ struct Team {
   std::array<CpuTime, kMaxMoves> used{};              // CPU time of the first workers at the last call of is_awake
 
   // Whether the workers would start at once: they run on other CPUs, or wait for the caller's CPU, from which they can
-  // be moved. For an unknown team, returns whether its threads can exist. In the child of a fork they cannot, and a
-  // parallel region would wait forever for the parent's threads.
+  // be moved. If the team's threads are not recorded, returns whether this process has enough threads for a team: the
+  // child of a fork has not, and a parallel region would wait forever for the parent's threads.
   bool is_awake(int size) {
     if (threads != size) return thread_count() - Pool::of_this_process().workers() >= size;
     const int count = std::min(size - 1, kMaxMoves);

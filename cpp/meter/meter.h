@@ -14,7 +14,7 @@ struct Output {
 
 class Meter {
  public:
-  // Makes the next Measured measure. line_bytes: of a cache line.
+  // The next object of class Measured will measure. line_bytes: size of a cache line.
   void arm(std::vector<Output> outputs, std::size_t line_bytes);
   void start();
   void stop();
