@@ -20,7 +20,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common import timing
-from benchmarks.common.gate import Refused, why
+from benchmarks.common.failures import Refused, why
 from benchmarks.common.other_process import LIBRARIES
 
 

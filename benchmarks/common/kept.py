@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import redblue
+from benchmarks.common.failures import Refused
 from redblue.base.errors import RedblueError
 
 KERNELS = Path(redblue.__file__).parent / "kernels" / "gpu"
@@ -61,7 +62,7 @@ def repeat_notice(count: int, items: str, names: Iterable[str]) -> str:
 def is_final(failure: BaseException) -> bool:
     """Whether the failure is a refusal that would recur, unlike a timeout, a full memory or any other error."""
     text = str(failure).lower()
-    return isinstance(failure, (RedblueError, NotImplementedError)) or any(words in text for words in FINAL)
+    return isinstance(failure, (Refused, RedblueError, NotImplementedError)) or any(words in text for words in FINAL)
 
 
 def now() -> str:

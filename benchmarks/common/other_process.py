@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import PeerFailed, Refused
+from benchmarks.common.failures import PeerFailed, Refused
 from benchmarks.common.places import ROOT
 from benchmarks.common.timing import THREADS, Result, race
 

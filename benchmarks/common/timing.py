@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
@@ -124,6 +124,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
         tails += 1
     ordered = sorted(values)
     return (ordered[tails - 1], ordered[n - tails]) if tails else None
+
+
+def best_of(rates: Mapping[str, Sequence[float]], names: Iterable[str]) -> str:
+    """The name with the highest median rate, the first one in a tie; "" if there are no names."""
+    return max(names, key=lambda name: spread(rates[name]).median, default="")
 
 
 def fastest(calls: Sequence[Callable[[], object]], tries: int = 3) -> Callable[[], object]:

@@ -21,7 +21,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Row, read, write
 from benchmarks.common.timing import THREADS, spread

@@ -1,6 +1,6 @@
 """Calls of attention on contiguous arrays, their inputs, and functions that make them in PyTorch.
 
-Imports only PyTorch, because the environments of other peers import this module, too.
+Does not import redblue, because processes of peers without redblue import this module, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.common.timing import THREADS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -71,6 +73,15 @@ def in_torch(direction: str, x: Inputs, forward: Callable[..., torch.Tensor]) ->
         return lambda: list(torch.autograd.grad(forward(*leaves), leaves, x.dout))
     out = forward(*leaves)
     return lambda: list(torch.autograd.grad(out, leaves, x.dout, retain_graph=True))
+
+
+def on_threads(threads: int, measured: Callable[[], float]) -> float:
+    """Measure with this number of threads of PyTorch and redblue, then set THREADS again."""
+    torch.set_num_threads(threads)
+    try:
+        return measured()
+    finally:
+        torch.set_num_threads(THREADS)
 
 
 def pytorch(call: Call, x: Inputs) -> Run:

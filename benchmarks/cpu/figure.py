@@ -7,10 +7,11 @@ from typing import Any
 
 import altair as alt
 
+from benchmarks.common.gate import REDBLUE
 from benchmarks.common.results import Row
 from benchmarks.common.timing import spread
 from benchmarks.cpu.measures import PEAK
-from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE
+from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH
 from redblue.base import charts
 from redblue.base.style import LOOKS
 

@@ -24,7 +24,8 @@ import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import MAX_OURS, relative_errors, within
 from benchmarks.common.results import Figure, Limit, Row, merged, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.attention import about, show

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import Red, relative_errors, unfused, verdict
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import gate_of, unfused
 from benchmarks.common.journal import core
 from benchmarks.common.results import Figure, Limit, Row, write
 from benchmarks.common.timing import THREADS, race, rate, ratio, spread
@@ -76,16 +77,15 @@ def right(call: Call, x: Inputs) -> dict[str, Run]:
     """The runs of redblue on each layout. Raises Red if one of their results is wrong."""
     mask = rb.Mask.causal() if call.causal else None
     textbook = partial(unfused, causal=call.causal)
-    exact, rough = (
-        in_torch(call.direction, Inputs(*(a.to(dtype, copy=True) for a in x)), textbook)()
-        for dtype in (torch.float64, x.q.dtype)
-    )
-    runs = {}
+
+    def results(dtype: torch.dtype) -> list[torch.Tensor]:
+        return in_torch(call.direction, Inputs(*(a.to(dtype, copy=True) for a in x)), textbook)()
+
+    gate, runs = gate_of(call.title, results, x.q.dtype, ours=tuple(LAYOUTS)), {}
     for name, layout in LAYOUTS.items():
         arrays = Inputs(*(array.detach() for array in layout(x)))
         runs[name] = in_torch(call.direction, arrays, lambda q, k, v: rb.attention(q, k, v, mask=mask))
-        errors = relative_errors(runs[name](), exact)
-        verdict(f"{call.title}, {name}", errors, relative_errors(rough, exact), ours=True)
+        gate.check(name, runs[name]())
     return runs
 
 

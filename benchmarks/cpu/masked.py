@@ -15,10 +15,11 @@ import torch  # pyright: ignore[reportMissingImports]
 import torch.nn.functional as F  # noqa: N812  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import MAX_OURS, Red, relative_errors, scores, within
+from benchmarks.common.gate import REDBLUE, gate_of, scores
 from benchmarks.common.results import Figure, Limit, Row
 from benchmarks.common.timing import Spread, race, rate, ratio, seconds_of, with_seconds
 from redblue import Mask
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import mask_form
 
 N, D, HEADS = 8192, 64, 4
@@ -62,11 +63,8 @@ def check(mask: Mask, n: int = CHECKED_N) -> None:
         return [attention(*x[:3]), *gradients]
 
     x = inputs(n, 1)
-    exact = results(textbook, [a.double() for a in x])
-    errors = relative_errors(results(partial(rb.attention, mask=mask), x), exact)
-    allowed = relative_errors(results(textbook, x), exact)
-    if not within(errors, allowed, MAX_OURS):
-        raise Red(f"{mask}: errors {errors}, errors of the unfused expression {allowed}")
+    gate = gate_of(str(mask), lambda dtype: results(textbook, [a.to(dtype) for a in x]), torch.float32)
+    gate.check(REDBLUE, results(partial(rb.attention, mask=mask), x))
 
 
 def timed(bench: Any, runs: dict[str, Run]) -> dict[str, list[float]]:
@@ -249,7 +247,7 @@ def choice(density: float, bench: Any) -> Row:
     rates = timed(bench, runs)
     figures = []
     sizes = mask_form.cpu.Sizes((1,), 1, 1, n, n, D, D)
-    lanes = mask_form.cpu.isa().lanes(mask_form.cpu.NUMBERS["float32"])
+    lanes = mask_form.cpu.isa().lanes(DTYPE_CODES["float32"])
     for name in passes:
         planned = "pairs" if mask_form.gathers(mask, sizes, lanes, name) else "tiles"
         best = max(("tiles", "pairs"), key=lambda form: np.median(rates[f"{name}, {form}"]))

@@ -17,14 +17,14 @@ from time import perf_counter
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Red
-from benchmarks.common.peak import multiply_adds
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import REDBLUE
 from benchmarks.common.results import Figure, Limit, Row, read
-from benchmarks.common.timing import THREADS, race, rate, ratio, seconds_of, spread
+from benchmarks.common.roof import OVER_LAST_CACHE, last_cache_bytes, multiply_adds, reads
+from benchmarks.common.timing import THREADS, best_of, race, rate, ratio, seconds_of, spread
 from benchmarks.cpu import gate, masked, tiles, training
-from benchmarks.cpu.calls import SHORT, Call
-from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, contender, missing
-from redblue.catalogue.detect import detect_cpu
+from benchmarks.cpu.calls import DTYPES, SHORT, Call, on_threads
+from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH, contender, missing
 from redblue.compiled import _core
 from redblue.masks import Mask
 
@@ -34,7 +34,6 @@ TILE_DIMS = (64, 128, 192, 256, 384, 576)
 TILE_SIDES = (("forward", "float32"), ("backward", "float32"), ("forward", "bfloat16"), ("backward", "bfloat16"))
 PEERS = (PYTORCH, ONNXRUNTIME, OPENVINO)
 BEST_PEER, PEAK, DRAM = "best peer", "measured peak", "measured DRAM reads"
-OVER_LAST_CACHE = 4  # size of K and V over the last cache, so that the cache holds only a small part of them
 
 
 @dataclass
@@ -97,7 +96,7 @@ def compare(title: str, call: Call, peers: tuple[str, ...], limits: Mapping[str,
         rates = race(contenders, bench.rounds)
         figures, present = [], [peer for peer in peers if peer in rates]
         if BEST_PEER in limits and present:
-            best = max(present, key=lambda peer: spread(rates[peer]).median)
+            best = best_of(rates, present)
             figures.append(Figure(f"over {best} (best peer)", ratio(rates, REDBLUE, best), limits[BEST_PEER]))
         named = [peer for peer in present if peer in limits]
         figures += [Figure(f"over {peer}", ratio(rates, REDBLUE, peer), limits[peer]) for peer in named]
@@ -173,16 +172,16 @@ def avx2(d: int) -> Measure:
 
 def decoding(dtype: str) -> Measure:
     """One query and a long cache: bytes of K and V per second, compared with a loop that only reads the same bytes."""
-    title, bytes_per_word = f"{SHORT[dtype]} decoding", {"float32": 4, "bfloat16": 2}[dtype]
-    caches = detect_cpu().caches
-    last = caches[-1].capacity_bytes if caches else 32 << 20
-    bytes_per_head = 2 * 65_536 * 128 * bytes_per_word
-    call = Call(128, dtype, n_q=1, n_k=65_536, heads=max(4, -(-OVER_LAST_CACHE * last // bytes_per_head)))
-    moved = call.heads * bytes_per_head
+    title = f"{SHORT[dtype]} decoding"
+    bytes_per_head = 2 * 65_536 * 128 * DTYPES[dtype].itemsize
+    heads = max(4, -(-OVER_LAST_CACHE * last_cache_bytes() // bytes_per_head))
+    call = Call(128, dtype, n_q=1, n_k=65_536, heads=heads)
+    moved = heads * bytes_per_head
 
     def run(bench: Bench) -> Row:
         contenders = bench.timed(call, (PYTORCH,), moved / 1e9)
-        contenders[DRAM] = lambda: _core.read_rate(moved // THREADS, THREADS, bench.seconds) / 1e9
+        measured = reads(moved, bench.seconds)
+        contenders[DRAM] = lambda: measured() / 1e9
         rates = race(contenders, bench.rounds)
         figures = [Figure(f"of {DRAM}", ratio(rates, REDBLUE, DRAM), Limit(0.80, 0.95), "%")]
         if PYTORCH in rates:
@@ -201,7 +200,7 @@ def scaling() -> Measure:
         contenders = {}
         for name, timed in bench.timed(call, (PYTORCH,)).items():
             for threads in (1, THREADS):
-                contenders[f"{name}, {threads} thread{'s' * (threads > 1)}"] = partial(_with_threads, threads, timed)
+                contenders[f"{name}, {threads} thread{'s' * (threads > 1)}"] = partial(on_threads, threads, timed)
         rates = race(contenders, bench.rounds)
         figures = []
         for name, limit in ((REDBLUE, Limit(1.8)), (PYTORCH, Limit())):
@@ -211,14 +210,6 @@ def scaling() -> Measure:
         return Row(title, "backward, H 1, n 4096", figures, rates, note=bench.note(call, (PYTORCH,)))
 
     return Measure(title, lambda bench: bench.check(call), run)
-
-
-def _with_threads(threads: int, timed: Callable[[], float]) -> float:
-    torch.set_num_threads(threads)
-    try:
-        return timed()
-    finally:
-        torch.set_num_threads(THREADS)
 
 
 def gpt(autocast: bool) -> Measure:

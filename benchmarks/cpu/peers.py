@@ -19,11 +19,12 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import Refused
+from benchmarks.common.failures import Refused
+from benchmarks.common.gate import REDBLUE
 from benchmarks.common.timing import THREADS, fastest
 from benchmarks.cpu.calls import DTYPES, Call, Inputs, Run, in_torch, inputs, pytorch
 
-REDBLUE, PYTORCH, ONNXRUNTIME, OPENVINO, JAX = "redblue", "PyTorch", "ONNX Runtime", "OpenVINO", "JAX"
+PYTORCH, ONNXRUNTIME, OPENVINO, JAX = "PyTorch", "ONNX Runtime", "OpenVINO", "JAX"
 MODULES = {PYTORCH: ("torch",), ONNXRUNTIME: ("onnxruntime", "onnx"), OPENVINO: ("openvino",), JAX: ("jax",)}
 
 

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.timing import THREADS, race, rate, seconds_of
+from benchmarks.common.timing import THREADS, best_of, race, rate, seconds_of
 from benchmarks.cpu.calls import Call, inputs
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.call import NUMBERS, Sizes, Tile
+from redblue.kernels.cpu.call import Sizes, Tile
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
 COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # in units of 48 keys; the last covers all 2048 keys
@@ -37,7 +38,7 @@ class Kernel:
 
     def candidates(self) -> Iterator[Tile]:
         """Every tile of the grid; the backward pass takes one panel of rows at a time."""
-        lanes = cpu.isa().lanes(NUMBERS[self.call.dtype])
+        lanes = cpu.isa().lanes(DTYPE_CODES[self.call.dtype])
         for rows in ROWS if self.call.direction == "forward" else ROWS[:1]:
             for cols in COLS:
                 yield Tile(rows * lanes, cols * 48)
@@ -69,8 +70,7 @@ def sweep(call: Call, rounds: int, seconds: float) -> tuple[dict[str, list[float
         _name(tile): partial(rate, partial(kernel, tile), call.flops, seconds) for tile in (kernel.plan, *finalists)
     }
     rates = race(raced, rounds)
-    best = max(rates, key=lambda name: sorted(rates[name])[len(rates[name]) // 2])
-    return rates, _name(kernel.plan), best, len(tiles)
+    return rates, _name(kernel.plan), best_of(rates, rates), len(tiles)
 
 
 def _name(tile: Tile) -> str:

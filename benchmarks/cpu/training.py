@@ -11,8 +11,9 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import MAX_OURS, Red, relative_errors, within
-from benchmarks.cpu.peers import PYTORCH, REDBLUE
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import MAX_OURS, REDBLUE, relative_errors, within
+from benchmarks.cpu.peers import PYTORCH
 from redblue.studies.training.model import Layer, Shape, Transformer, made
 
 LAYERS, HEADS, D, N, BATCH, VOCABULARY = 6, 6, 64, 512, 4, 256  # one symbol per byte

@@ -33,7 +33,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
 import redblue as rb
-from benchmarks.common.gate import Red, relative_errors
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import relative_errors
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu.ahead import candidate, side_by_side, warm
 from benchmarks.gpu.worker import Failed, Here, Worker

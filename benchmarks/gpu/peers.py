@@ -17,18 +17,14 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.failures import Refused
 from benchmarks.common.gate import unfused
 from benchmarks.gpu.calls import BLOCK, CUDNN, EFFICIENT, FLASH, FLEX, MATH, OURS, PLANNED, UNFUSED, Call, layout
-from redblue.base.errors import RedblueError
 
 Run = Callable[[], "list[Tensor]"]
 BACKENDS = {FLASH: "FLASH_ATTENTION", CUDNN: "CUDNN_ATTENTION", EFFICIENT: "EFFICIENT_ATTENTION", MATH: "MATH"}
 TUNE = "REDBLUE_TUNE"  # redblue.kernels.gpu.planning.tune's variable
 FFPA_WIDTHS = range(257, 1025)  # head dimensions of its own kernels; it passes others to SDPA
-
-
-class Refused(RedblueError):
-    """The contender does not support the call, or would pass it to another one."""
 
 
 def contender(name: str, call: Call, inputs: list[Tensor]) -> Run:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.failures import Refused
 from benchmarks.gpu.calls import Call, inputs
-from benchmarks.gpu.gate import Gate
+from benchmarks.gpu.gate import gate, worst
 from benchmarks.gpu.peers import Run, contender
 from benchmarks.gpu.timing import Device, Dry, copied_bytes_per_second, peak
 
@@ -23,7 +24,7 @@ class Races:
         self.runs, self.arrays, self.gate = {}, [], None
         self.device.free()
         self.call, self.arrays = call, inputs(call, self.device.name)
-        self.gate = Gate(call, self.arrays)
+        self.gate = gate(call, self.arrays)
 
     def check(self, name: str) -> list[float]:
         """Compile and tune a contender, and return its errors. Raises Red or Refused if they are too large."""
@@ -31,9 +32,11 @@ class Races:
         assert self.gate is not None
         try:
             run = contender(name, self.call, self.arrays)
-            errors = self.gate.check(name, run())
+            results = run()
+            if reason := self.gate.check(name, results):
+                raise Refused(reason)
             self.runs[name] = run
-            return errors
+            return worst(self.gate.errors(results))
         finally:
             self.device.free()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.common.kept import is_final
 from redblue.base.errors import RedblueError
 

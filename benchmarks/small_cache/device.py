@@ -17,11 +17,12 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
 import redblue as rb
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
+from benchmarks.common.gate import Gate
 from benchmarks.common.kept import changed, fingerprint, is_final, now, repeat_notice
 from benchmarks.gpu.ahead import side_by_side, warm
 from benchmarks.gpu.calls import PLANNED, Call, inputs
-from benchmarks.gpu.gate import Gate
+from benchmarks.gpu.gate import gate
 from benchmarks.gpu.timing import Device
 from benchmarks.gpu.worker import Failed, Worker
 from benchmarks.small_cache import crossing as small_cache
@@ -110,7 +111,7 @@ class Timer:
             self.device.free()
             self.call = Call(row.d, row.direction, n=N, heads=HEADS, dtype=DTYPE)
             self.arrays = inputs(self.call, self.device.name)
-            self.gate, self.known = Gate(self.call, self.arrays), dict[Launch, float]()
+            self.gate, self.known = gate(self.call, self.arrays), dict[Launch, float]()
         assert self.gate is not None
         _time_one(row, self.call, self.arrays, self.gate, card_with(row.kilobytes), self.device, self.known)
         if not row.launch:  # so that the worker finds out whether the device is lost
@@ -147,7 +148,7 @@ def _time_one(
     row: Row,
     call: Call,
     arrays: list[torch.Tensor],
-    gate: Gate,
+    own_gate: Gate,
     card: Card,
     device: Device,
     known: dict[Launch, float],
@@ -164,7 +165,7 @@ def _time_one(
             run = _call(row, arrays)
             with planning_for(card), pinned(row.direction, launch), warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".* runs instead")  # if the card refuses the launch
-                gate.check(PLANNED, run())
+                own_gate.check(PLANNED, run())
                 known[launch] = statistics.median(device.seconds(run))
         except Red:
             raise

@@ -24,12 +24,12 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.common.journal import Journal, core
 from benchmarks.common.other_process import LIBRARIES, Other, started
-from benchmarks.common.peak import multiply_adds
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import read
+from benchmarks.common.roof import multiply_adds
 from benchmarks.common.timing import THREADS
 from benchmarks.cpu.calls import SHORT
 from benchmarks.cpu.models.measure import OTHERS, PEERS, Prepare, contenders, measure

@@ -7,14 +7,14 @@ from functools import partial
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Refused, why
+from benchmarks.common.gate import REDBLUE, correct
 from benchmarks.common.other_process import NEWEST_PYTORCH, VLLM, ZENTORCH, Other, raced
 from benchmarks.common.results import Figure, Limit, Row
-from benchmarks.common.timing import ratio, second_and_looped, spread
+from benchmarks.common.timing import best_of, ratio, second_and_looped, spread
 from benchmarks.cpu.calls import SHORT, Call
 from benchmarks.cpu.gate import gate
 from benchmarks.cpu.models.shapes import called
-from benchmarks.cpu.peers import JAX, ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, as_tensors, contender
+from benchmarks.cpu.peers import JAX, ONNXRUNTIME, OPENVINO, PYTORCH, as_tensors, contender
 
 PEERS = (PYTORCH, ONNXRUNTIME, OPENVINO, JAX)
 OTHERS = (ZENTORCH, NEWEST_PYTORCH, VLLM)  # in processes of their own
@@ -46,22 +46,8 @@ def right(call: Call, prepared: dict[str, Prepare], notes: dict[str, str]) -> di
 
     Adds the reasons why peers fail to `notes`, except for peers that do not support the call.
     """
-    known, timers = gate(call, sorted({0, call.heads - 1})), {}
-    for name, prepare in prepared.items():
-        try:
-            results, timer = prepare(call)
-        except Refused:
-            continue
-        except Exception as failure:  # no failure of a peer may end the run
-            if name == REDBLUE:
-                raise
-            notes[name] = why(failure)
-            continue
-        if reason := known.check(name, results):
-            notes[name] = reason
-        else:
-            timers[name] = timer
-    return timers
+    contenders = {name: partial(prepare, call) for name, prepare in prepared.items()}
+    return correct(gate(call, sorted({0, call.heads - 1})), contenders, notes, note_refusals=False)
 
 
 def near(timers: dict[str, Timer], notes: dict[str, str]) -> dict[str, Timer]:
@@ -85,7 +71,7 @@ def measure(shape: str, dtype: str, direction: str, rounds: int, prepared: dict[
     row.note = "; ".join(f"{name}: {reason}" for name, reason in notes.items())
     for place, state in enumerate(STATES if len(times) > 1 else ()):
         rates = {name: [1 / pair[place] for pair in pairs] for name, pairs in times.items()}
-        best = max((name for name in rates if name != REDBLUE), key=lambda name: spread(rates[name]).median)
+        best = best_of(rates, [name for name in rates if name != REDBLUE])
         limit = TRAINING if direction == "training" else FORWARD
         row.figures.append(Figure(f"{state}, over {best}", ratio(rates, REDBLUE, best), limit))
         row.rates |= {f"{name}, {state}": [spread(rates[name]).median] for name in (REDBLUE, best)}

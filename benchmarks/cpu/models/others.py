@@ -7,7 +7,8 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Refused, unfused
+from benchmarks.common.failures import Refused
+from benchmarks.common.gate import unfused
 from benchmarks.common.other_process import NEWEST_PYTORCH, VLLM, ZENTORCH
 from benchmarks.common.timing import fastest
 from benchmarks.cpu.calls import Call, Inputs, Run, in_torch, inputs, pytorch

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.common.journal import Journal, core
 from benchmarks.common.other_process import LIBRARIES, VLLM, ZENTORCH, started
 from benchmarks.common.places import RESULTS
@@ -108,17 +108,10 @@ def run(rows: list[Measure], settings: Settings, journal: Journal, most: int = 0
         for done, row in enumerate(missing[: most or None], len(rows) - len(missing)):
             move(done, len(rows), row.title)
             load = os.getloadavg()[0]
-            measured, seconds = with_seconds(partial(named, row, settings))
+            measured, seconds = with_seconds(partial(row.run, row, settings))
             measured.parameters["load_before"] = load
             journal.keep(measured)
             print(f"{row.title}: {seconds:.0f} s", file=sys.stderr)
-
-
-def named(row: Measure, settings: Settings) -> Row:
-    try:
-        return row.run(row, settings)
-    except Red as red:
-        raise Red(f"{row.title}: {red}") from None
 
 
 def check(rows: list[Measure]) -> None:

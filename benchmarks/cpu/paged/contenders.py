@@ -9,19 +9,16 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
-from benchmarks.common.gate import Refused
-from benchmarks.common.peak import multiply_adds
+from benchmarks.common import roof
+from benchmarks.common.failures import Refused
 from benchmarks.common.timing import THREADS
 from benchmarks.cpu.paged.calls import Call, Inputs, attended, newest
 from benchmarks.cpu.paged.gathered import Run, gathered
-from redblue.catalogue.detect import detect_cpu
-from redblue.compiled import _core
 
-REDBLUE, CONTIGUOUS = "redblue", "contiguous"  # the latter is rb.attention
+CONTIGUOUS = "contiguous"  # rb.attention on contiguous keys and values
 TRANSFORMERS, GATHERED = "transformers", "gather + SDPA"
 READS, PRODUCTS = "measured reads", "measured multiply-adds"
 MAX_BYTES, MAX_FLOPS = 2 << 30, 3e11  # of one call of transformers; larger calls are skipped
-OVER_LAST_CACHE = 4  # size over the last cache, so that the cache holds only a small part
 CAUSAL = rb.Mask.causal(align="bottom-right")
 
 
@@ -96,19 +93,13 @@ MAKERS: dict[str, Callable[[Call, Inputs], Run]] = {
 }
 
 
-def last_cache() -> int:
-    caches = detect_cpu().caches
-    return caches[-1].capacity_bytes if caches else 32 << 20
-
-
-def reads(size: int, work: float, seconds: float, threads: int = THREADS) -> Callable[[], float]:
-    """A function that measures the rate of repeatedly reading `size` bytes."""
-    most = 2 * OVER_LAST_CACHE * last_cache()
-    per_thread = min(size, most) // threads
-    return lambda: _core.read_rate(per_thread, threads, seconds) / size * work
+def reads(call: Call, work: float, seconds: float, threads: int = THREADS) -> Callable[[], float]:
+    """A function that measures the rate of a call that only reads its keys and values."""
+    measured = roof.reads(call.bytes, seconds, threads)
+    return lambda: measured() / call.bytes * work
 
 
 def products(call: Call, work: float, seconds: float) -> Callable[[], float]:
-    """A function that measures the rate of multiply-adds alone, in the type of the products."""
-    measured = multiply_adds(call.dtype, seconds)
+    """A function that measures the rate of a call that only makes its multiply-adds."""
+    measured = roof.multiply_adds(call.dtype, seconds)
     return lambda: measured() / call.flops * work

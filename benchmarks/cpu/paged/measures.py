@@ -7,29 +7,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
-
-from benchmarks.common.gate import PeerFailed, Refused
+from benchmarks.common.gate import REDBLUE, Gate, Results, correct
 from benchmarks.common.other_process import Other, raced
 from benchmarks.common.results import Figure, Limit, Row
-from benchmarks.common.timing import THREADS, race, rate, ratio, spread
-from benchmarks.cpu.calls import SHORT
+from benchmarks.common.roof import OVER_LAST_CACHE, last_cache_bytes
+from benchmarks.common.timing import THREADS, best_of, race, rate, ratio
+from benchmarks.cpu.calls import SHORT, on_threads
 from benchmarks.cpu.paged.calls import HEADS_OUTSIDE, ROWS_OUTSIDE, Call, Inputs, inputs
 from benchmarks.cpu.paged.contenders import (
     CONTIGUOUS,
     GATHERED,
     MAKERS,
-    OVER_LAST_CACHE,
     PRODUCTS,
     READS,
-    REDBLUE,
     TRANSFORMERS,
-    last_cache,
     products,
     reads,
     redblue,
 )
-from benchmarks.cpu.paged.gate import Gate, gate
+from benchmarks.cpu.paged.gate import gate
 from benchmarks.cpu.paged.gathered import Run
 
 READ_SHARE = Limit(0.85)
@@ -87,7 +83,7 @@ def read_bound(call: Call) -> bool:
 
 def checked(run: Run, known: Gate) -> Run:
     """Return a run of redblue after a check. Raises Red if its result is wrong."""
-    known.check(REDBLUE, run())
+    known.check(REDBLUE, [run()])
     return run
 
 
@@ -104,13 +100,12 @@ def compared(measure: Measure, settings: Settings) -> Row:
     notes: dict[str, str] = {}
     if not settings.alone:
         contenders |= _peers(call, x, known, settings, notes)
-    contenders[READS] = reads(call.bytes, work, settings.seconds)
-    contenders[PRODUCTS] = products(call, work, settings.seconds)
+    contenders |= roofs(call, work, settings)
     rates = raced(contenders, settings.rounds, notes)
     for other in settings.others:
         other.drop()
     figures = roof_figures(call, rates, measure.limits) + peer_figures(rates, measure.limits)
-    return measure.row(figures, rates, unit, "; ".join(f"{name}: {why}" for name, why in notes.items()))
+    return measure.row(figures, rates, unit, "; ".join(f"{name}: {reason}" for name, reason in notes.items()))
 
 
 def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[str, str]) -> Contenders:
@@ -120,46 +115,43 @@ def _peers(call: Call, x: Inputs, known: Gate, settings: Settings, notes: dict[s
     if call.layout == HEADS_OUTSIDE:  # the peers gather from the layout that suits them
         k = x.k.contiguous()
         by_rows = x._replace(k=k, v=k[..., : call.d_v] if call.d_v else x.v.contiguous())
-    found: Contenders = {}
-    for name, make in MAKERS.items():
-        try:
-            run = make(call, by_rows)
-            wrong = known.check(name, run())
-        except Refused as refused:
-            notes[name] = str(refused)
-            continue
-        if wrong:
-            notes[name] = wrong
-        else:
-            found[name] = timed(run, work, settings)
-    for other in settings.others:
-        try:
-            wrong = known.check(other.peer, other.load(call.to_json()))
-        except (Refused, PeerFailed) as refused:
-            notes[other.peer] = str(refused)
-            continue
-        if wrong:
-            notes[other.peer] = wrong
-        else:
-            found[other.peer] = partial(other.time, rate, work, settings.seconds)
-    return found
+
+    def here(make: Callable[[Call, Inputs], Run]) -> tuple[Results, Callable[[], float]]:
+        run = make(call, by_rows)
+        return [run()], timed(run, work, settings)
+
+    def elsewhere(other: Other) -> tuple[Results, Callable[[], float]]:
+        return [other.load(call.to_json())], partial(other.time, rate, work, settings.seconds)
+
+    prepared = {name: partial(here, make) for name, make in MAKERS.items()}
+    prepared |= {other.peer: partial(elsewhere, other) for other in settings.others}
+    return correct(known, prepared, notes)
+
+
+def roofs(call: Call, work: float, settings: Settings) -> Contenders:
+    """Both rooflines as contenders."""
+    return {READS: reads(call, work, settings.seconds), PRODUCTS: products(call, work, settings.seconds)}
+
+
+def slower_roof(rates: dict[str, list[float]]) -> list[float]:
+    """The rate of the slower roofline in each round."""
+    return [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
 
 
 def roof_figures(call: Call, rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
     """The share of the read rate if reads bound the time; otherwise the time over the slower roofline's time."""
     if read_bound(call):
-        level = "DRAM" if call.bytes >= OVER_LAST_CACHE * last_cache() else "cache"
+        level = "DRAM" if call.bytes >= OVER_LAST_CACHE * last_cache_bytes() else "cache"
         bar = READ_SHARE if call.dtype != "float16" else Limit()
         return [Figure(f"of {READS}, {level}", ratio(rates, REDBLUE, READS), limits.get(READS, bar), "%")]
-    roof = [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
-    over = ratio({"roof": roof, REDBLUE: rates[REDBLUE]}, "roof", REDBLUE)
+    over = ratio(rates | {"roof": slower_roof(rates)}, "roof", REDBLUE)
     return [Figure(OVER_ROOF, over, limits.get(OVER_ROOF, Limit()), at_most=True)]
 
 
 def peer_figures(rates: dict[str, list[float]], limits: Mapping[str, Limit]) -> list[Figure]:
     """redblue over each peer. The limit for the peers that gather applies to the faster one."""
     gathering = [name for name in (TRANSFORMERS, GATHERED) if name in rates]
-    faster = max(gathering, key=lambda name: spread(rates[name]).median, default="")
+    faster = best_of(rates, gathering)
     bars = {faster: limits.get(GATHERED, OVER_GATHER), CONTIGUOUS: CONTIGUOUS_SHARE}
     figures = []
     for name in rates:
@@ -190,22 +182,14 @@ def scaling(measure: Measure, settings: Settings) -> Row:
     run = checked(redblue(call, x), gate(call, x))
     contenders: Contenders = {}
     for threads in (1, THREADS):
-        contenders[f"{REDBLUE}, {threads}"] = partial(_on_threads, threads, timed(run, work, settings))
-        contenders[f"{READS}, {threads}"] = reads(call.bytes, work, settings.seconds, threads)
+        contenders[f"{REDBLUE}, {threads}"] = partial(on_threads, threads, timed(run, work, settings))
+        contenders[f"{READS}, {threads}"] = reads(call, work, settings.seconds, threads)
     rates = race(contenders, settings.rounds)
     figures = [
         Figure(f"{THREADS} threads over 1", ratio(rates, f"{REDBLUE}, {THREADS}", f"{REDBLUE}, 1"), SCALING),
         Figure(f"{READS}, {THREADS} threads over 1", ratio(rates, f"{READS}, {THREADS}", f"{READS}, 1"), Limit()),
     ]
     return measure.row(figures, rates, "GB/s")
-
-
-def _on_threads(threads: int, measured: Callable[[], float]) -> float:
-    torch.set_num_threads(threads)
-    try:
-        return measured()
-    finally:
-        torch.set_num_threads(THREADS)
 
 
 def sharing(measure: Measure, settings: Settings) -> Row:
@@ -216,14 +200,12 @@ def sharing(measure: Measure, settings: Settings) -> Row:
     contenders: Contenders = {}
     for name, pages in (("found", None), ("named", call.shared // call.page), ("no sharing", 0)):
         contenders[name] = timed(checked(redblue(call, x, pages), known), work, settings)
-    contenders[READS] = reads(call.bytes, work, settings.seconds)
-    contenders[PRODUCTS] = products(call, work, settings.seconds)
+    contenders |= roofs(call, work, settings)
     rates = race(contenders, settings.rounds)
-    roof = [min(pair) for pair in zip(rates[READS], rates[PRODUCTS], strict=True)]
     figures = [
         Figure("over no sharing", ratio(rates, "found", "no sharing"), SHARING),
         Figure("named over found", ratio(rates, "named", "found"), Limit()),
-        Figure(OVER_ROOF, ratio(rates | {"roof": roof}, "roof", "found"), Limit(), at_most=True),
+        Figure(OVER_ROOF, ratio(rates | {"roof": slower_roof(rates)}, "roof", "found"), Limit(), at_most=True),
     ]
     return measure.row(figures, rates, "GFLOP/s")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.common.gate import Refused
+from benchmarks.common.failures import Refused
 from benchmarks.common.other_process import VLLM, ZENTORCH
 from benchmarks.cpu.paged.calls import Call, Inputs, inputs, sequence
 from benchmarks.cpu.paged.gathered import Run, gathered

@@ -8,10 +8,11 @@ from typing import Any
 
 import altair as alt
 
+from benchmarks.common.gate import REDBLUE
 from benchmarks.common.other_process import VLLM, ZENTORCH
 from benchmarks.common.results import Figure, Row
 from benchmarks.common.timing import spread
-from benchmarks.cpu.paged.contenders import GATHERED, READS, REDBLUE, TRANSFORMERS
+from benchmarks.cpu.paged.contenders import GATHERED, READS, TRANSFORMERS
 from redblue.base import charts
 from redblue.base.style import LOOKS
 

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.common import child, timing
-from benchmarks.common.gate import PeerFailed, Refused
+from benchmarks.common.failures import PeerFailed, Refused
 from benchmarks.common.other_process import LIBRARIES, NEWEST_PYTORCH, VLLM, ZENTORCH, Other, raced, started
 from benchmarks.common.timing import rate, second_and_looped
 from benchmarks.cpu.calls import Call, inputs, pytorch

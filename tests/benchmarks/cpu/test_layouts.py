@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import redblue as rb
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.cpu import layouts
 from benchmarks.cpu.calls import Call
 from benchmarks.cpu.layouts import BATCHES, LAYOUTS, PACKED, ROWS_OUTSIDE, contiguous
@@ -45,7 +45,7 @@ def test_a_wrong_result_on_one_layout_ends_the_run(monkeypatch):
         return attention(q, k, v, mask=mask) * (1.0 if q.is_contiguous() else 1.1)
 
     monkeypatch.setattr(rb, "attention", wrong)
-    with pytest.raises(Red, match=r"\(B, n, H, d\): too far"):
+    with pytest.raises(Red, match=r"\(B, n, H, d\), fp32 forward.*: too far"):
         layouts.right(CALL, contiguous(CALL, 2))
 
 

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.common.gate import PeerFailed, Red, Refused
+from benchmarks.common.failures import PeerFailed, Red, Refused
+from benchmarks.common.gate import REDBLUE
 from benchmarks.common.results import Figure, Limit, Row, read
 from benchmarks.common.timing import Spread
 from benchmarks.cpu.calls import inputs, pytorch
@@ -15,7 +16,7 @@ from benchmarks.cpu.models import __main__ as main
 from benchmarks.cpu.models import measure as cell
 from benchmarks.cpu.models import page
 from benchmarks.cpu.models.shapes import COLUMNS, SHAPES, called
-from benchmarks.cpu.peers import JAX, ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE
+from benchmarks.cpu.peers import JAX, ONNXRUNTIME, OPENVINO, PYTORCH
 
 MAX_BYTES = 100_000  # of a file of data in the repository
 SHAPE = "BERT, b 1, n 128"

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.common.gate import Red, Refused
+from benchmarks.common.failures import Red, Refused
 from benchmarks.common.journal import Journal
 from benchmarks.common.other_process import Other
 from benchmarks.common.results import Figure, Limit, Row, read, write
@@ -46,12 +46,12 @@ def test_every_contender_is_right(name):
     x = inputs(call)
     known = gate(call, x)
     with torch.no_grad():
-        assert not known.check("redblue", contenders.redblue(call, x)())
+        assert not known.check("redblue", [contenders.redblue(call, x)()])
         for peer, make in contenders.MAKERS.items():
             if peer == contenders.TRANSFORMERS:
                 pytest.importorskip("transformers")
             if peer != contenders.CONTIGUOUS or call.even:
-                assert not known.check(peer, make(call, x._replace(k=x.k.contiguous(), v=x.v.contiguous()))()), peer
+                assert not known.check(peer, [make(call, x._replace(k=x.k.contiguous(), v=x.v.contiguous()))()]), peer
 
 
 def test_a_wrong_result_of_redblue_ends_the_run_and_one_of_a_peer_is_noted():
@@ -59,9 +59,9 @@ def test_a_wrong_result_of_redblue_ends_the_run_and_one_of_a_peer_is_noted():
     known = gate(GQA, x)
     out = contenders.redblue(GQA, x._replace(table=x.table.flip(0)))()
     with pytest.raises(Red, match="too far"):
-        known.check("redblue", out)
-    assert "too far" in known.check("vLLM", out)
-    assert "too far" in known.check("vLLM", torch.full_like(out, torch.nan))
+        known.check("redblue", [out])
+    assert "too far" in known.check("vLLM", [out])
+    assert "too far" in known.check("vLLM", [torch.full_like(out, torch.nan)])
 
 
 def test_inputs_lie_in_pages_of_their_own():
@@ -134,17 +134,16 @@ def test_every_measure_gives_figures_that_are_kept(measure, tmp_path):
     assert (tmp_path / "paged.svg").exists() == (measure.name == "decoding")
 
 
-def test_a_run_continues_after_rows_of_the_same_core(tmp_path, monkeypatch):
-    rows = [Measure("scaling", {"": replace(GQA, lengths=(n,))}, measures.scaling) for n in (8, 16, 24)]
-    titles = [row.title for row in rows]
-    facts = dict.fromkeys(main.FINGERPRINT, "same")
+def test_a_run_continues_after_rows_of_the_same_core(tmp_path):
     timed = []
 
     def measured(row, _):
         timed.append(row.title)
         return row.row([], {"redblue": [1.0]}, "x")
 
-    monkeypatch.setattr(main, "named", measured)
+    rows = [Measure("scaling", {"": replace(GQA, lengths=(n,))}, measured) for n in (8, 16, 24)]
+    titles = [row.title for row in rows]
+    facts = dict.fromkeys(main.FINGERPRINT, "same")
 
     def run(facts, resume, most=0):
         main.run(rows, SETTINGS, Journal(tmp_path / "rows.json", facts, titles, main.FINGERPRINT, resume), most)
@@ -240,7 +239,7 @@ def test_a_table_says_where_a_figure_misses_its_bar():
 
 def test_a_peer_in_another_process_makes_the_calls_of_this_one():
     with torch.no_grad():
-        assert not gate(GQA, inputs(GQA)).check("zentorch", gathered(GQA, inputs(Call.from_json(GQA.to_json())))())
+        assert not gate(GQA, inputs(GQA)).check("zentorch", [gathered(GQA, inputs(Call.from_json(GQA.to_json())))()])
     with pytest.raises(Refused, match="no tree masks"):
         others.make("vLLM", CALLS["tree"].to_json())
 

@@ -4,11 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.common.gate import Red, Refused
+from benchmarks.common.failures import Red, Refused
+from benchmarks.common.gate import REDBLUE
 from benchmarks.cpu.calls import Call, Inputs, in_torch, inputs
 from benchmarks.cpu.gate import check, gate
 from benchmarks.cpu.models import others
-from benchmarks.cpu.peers import JAX, MODULES, ONNXRUNTIME, OPENVINO, PYTORCH, REDBLUE, as_tensors, contender, missing
+from benchmarks.cpu.peers import JAX, MODULES, ONNXRUNTIME, OPENVINO, PYTORCH, as_tensors, contender, missing
 
 SHAPES = {
     "square": Call(8, n_q=6, n_k=6, heads=3),

@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from benchmarks.common.gate import Red
+from benchmarks.common.failures import Red
 from benchmarks.gpu import calls
-from benchmarks.gpu.gate import Gate
+from benchmarks.gpu.gate import gate, worst
 
 
 def test_the_first_and_the_last_head_are_checked():
@@ -16,7 +16,7 @@ def test_the_first_and_the_last_head_are_checked():
         calls.Call(16, n=20, heads=4, kv_heads=2, batch=2, queries=1, dtype="float32"),
     ):
         arrays = calls.inputs(call, "cpu")
-        gate = Gate(call, arrays)
+        known = gate(call, arrays)
         q, k, v = (x.double().requires_grad_() for x in arrays[:3])
         k, v = (x.repeat_interleave(call.heads // call.key_heads, 1) for x in (k, v))
         out = (q @ k.mT * 0.25).softmax(-1) @ v
@@ -25,9 +25,12 @@ def test_the_first_and_the_last_head_are_checked():
             if call.direction == "forward"
             else list(torch.autograd.grad(out, (q, k, v), arrays[3].double()))
         )
-        assert max(gate.check(calls.PLANNED, right)) < 1e-12
+        assert not known.check(calls.PLANNED, right)
+        errors = worst(known.errors(right))
+        assert len(errors) == len(right)
+        assert max(errors) < 1e-12
         for head in (0, -1):
             wrong = [x.clone() for x in right]
             wrong[-1][head, head, 0, 0] += 1
             with pytest.raises(Red):
-                gate.check(calls.PLANNED, wrong)
+                known.check(calls.PLANNED, wrong)

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 from rich.console import Console
 
 import redblue as rb
+from benchmarks.common.failures import Refused
 from benchmarks.gpu import attention, calls, points
-from benchmarks.gpu.peers import Refused
 from benchmarks.gpu.worker import Failed, Here, Lost, Worker
 
 
