@@ -20,10 +20,10 @@ STATUSES = {
 # Reasons why a class was not compared, in plain words, by the first pattern that its name and recorded reason contain
 REASONS = {
     "requires the timm library": "its backbone needs the package timm, which the comparison does not install",
-    "'inference_session'": "its forward pass takes a session of a video, not tensors",
+    "'inference_session'": "its forward pass takes an inference session for a video, not tensors",
     "KeyError: 'eager'": "it has no eager attention to compare with",
-    "Deimv2DINOv3ConvEncoder": "it is built over a backbone other than its config's default one",
-    "Deimv2LiteEncoder": "it takes the feature maps of a backbone other than its config's default one",
+    "Deimv2DINOv3ConvEncoder": "it needs another backbone than the default backbone of its config",
+    "Deimv2LiteEncoder": "it takes feature maps of another backbone than the default backbone of its config",
     "EsmFold2Model": "it takes a record of residues and atoms, not tensors",
     "Qwen2_5OmniToken2WavModel": "its forward pass solves a differential equation for the sound, without gradients",
 }
@@ -79,7 +79,8 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "and [the outcome of each class](transformers.json).",
         "",
         '"Same" means that the largest error of the outputs and the largest error of the gradients of all parameters '
-        f"are at most 1e-4 of the largest number. The largest error that occurred is {max(errors, default=0):.1g}."
+        "are at most 1e-4, relative to the largest number in the output or in all gradients. The largest relative "
+        f"error that occurred is {max(errors, default=0):.1g}."
         + "".join(
             f" Exception: {r['class']} amplifies rounding. Relative to eager in float64, the error of eager in float32 "
             f"is {r['rounding']:.1g}, and the error of redblue is at most twice as large. (redblue and eager differ by "
@@ -112,6 +113,9 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
         "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
         "registry, and this table cannot be extended. If the class runs with `sdpa`, it runs on redblue with",
         '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
+        "",
+        '"Errors" are the largest relative errors of redblue against eager. "inf" means that eager and redblue have',
+        "different numbers of results, or infinite or undefined values at different places.",
         "",
     ]
     lines += ["## Not compared", "", "| outcome | reason | classes |", "|---|---|---|"]

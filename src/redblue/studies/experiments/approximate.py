@@ -189,7 +189,7 @@ def tables(rows: list[Row]) -> list[Table]:
         "largest absolute score",
         *(f"error, degree {degree}" for degree in shown),
     )
-    columns += ("needed for error 0.1", "needed for error 2⁻⁸")
+    columns += ("needed for an error of 0.1", "needed for an error of 2⁻⁸")
     second = [
         (
             str(d),
@@ -259,19 +259,22 @@ algorithms may need fewer features or move fewer words.
 **Error.** A Taylor polynomial replaces exp, in float64, with n = {N} and d = {D}. The entries of Q and K come from one
 of three sources: a uniform distribution within a bound, the standard normal distribution, or a causal transformer on
 bytes ({small_transformer.LAYERS} layers, {small_transformer.HEADS} heads), before and after {STEPS} steps of training
-on Python source. For the transformer, each number is the largest over its heads. Its causal mask applies to the error
-only: the schedules take no mask. The *error* is the largest error of an output word, divided by the largest |V|. The
-*standard deviation* and the *largest absolute score* are those of the scores q·k/√d. *Needed*: the smallest degree such
-that this degree and all higher degrees up to {DEGREES[-1]} have at most the given error. The dashed line in the figure
-is the error 2⁻⁸.
+on Python source. For the transformer, each number is the largest over its heads. The causal mask of the transformer
+applies to the error only, because the Taylor schedules take no mask.
 
-**Words.** The words are counted for one head, a full mask, n queries, n keys and words of 16 bits, at every boundary of
-known capacity of every machine of the catalogue. The closed forms of the Taylor schedules with their best tiles are
-compared with the fewest words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %. A Taylor schedule
-keeps sums over all keys. If these sums fit in the cache, the schedule reads every input once, and so moves fewer words
-as soon as exact attention reads any word twice. If the sums do not fit, r features cost as many words as r keys, and so
-the schedule moves fewer words from about n = r on. Arithmetic is not compared: Taylor features take 4 n r d operations
-and the computation of the features, exact attention takes 4 n² d.
+- *Error*: the largest error of an output word, divided by the largest |V|. The dashed line in the figure is 2⁻⁸.
+- *Standard deviation*, *largest absolute score*: those of the scores q·k/√d.
+- *Needed*: the lowest degree that suffices, with its number of features r. A degree suffices if the error is at most
+  the given error for this degree and for every higher degree up to {DEGREES[-1]}. Only even degrees are tried.
+
+**Words.** The words are counted for one head, a full mask, n queries and n keys. A word has 16 bits. The memory
+boundaries are those of all machines of the catalogue, if their capacity is known. The words of a Taylor schedule with
+its best tiles are compared with the fewest words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %.
+
+A Taylor schedule keeps sums over all keys. If these sums fit in the cache, the schedule reads every input once. It then
+moves fewer words as soon as exact attention reads any word twice. If the sums do not fit, r features cost as many words
+as r keys. The schedule then moves fewer words from about n = r on. Arithmetic is not compared: exact attention takes
+4 n² d operations. Taylor features take 4 n r d operations, and more to compute the features.
 """,
     missing=missing,
 )

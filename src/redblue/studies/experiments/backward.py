@@ -30,8 +30,8 @@ def points(quick: bool) -> list[Point]:
 EXPERIMENT = Experiment(
     name="backward",
     title="The crossing, backward",
-    question="Which backward pass is best at each cache size: one kernel for all gradients, two kernels, or P and dS "
-    "in memory?",
+    question="Which backward pass is best at each cache size: one kernel for all gradients (`flash_onepass`), two "
+    "kernels (`flash`), or kernels that write P and dS to memory (`hybrid`, `small_cache`)?",
     points=points,
     measure=metered.measure,
     figure=BACKWARD.figure,

@@ -163,7 +163,8 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in large
     ]
-    over = ("d / √M", "d", "`small_cache`", *(f"`strassen`, levels: {levels}" for levels in LEVELS[1:]))
+    names = (f"`strassen`, {levels} level{'s' * (levels > 1)}" for levels in LEVELS[1:])
+    over = ("d / √M", "d", "`small_cache`", *names)
     over += ("bound for any arithmetic",)
     return [
         Table("The phases of each run", columns, lines, 2),
@@ -184,17 +185,19 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"In {exact} of {decoded} phases, the receiver decoded every score exactly from a message of at most 2M words. "
         f"In {within} of {len(runs)} runs, no phase has more scores than Theorem 4 allows, and the run loads at least "
-        f"the words of its bound. The run nearest to the limit is `{fullest['schedule']}` at M = {fullest['M']}: one "
-        f"of its phases has {fullest['most_products'] / fullest['limit']:.0%} of the allowed scores.",
-        f"The messages can hardly be shorter: for one phase of `{tightest['schedule']}`, any message that determines "
-        f"the scores needs at least {tightest['determined_share']:.0%} of the words of this message.",
+        f"the words of the theorem's bound. The run nearest to the limit of scores is `{fullest['schedule']}` at "
+        f"M = {fullest['M']}: one of its phases has {fullest['most_products'] / fullest['limit']:.0%} of the allowed "
+        f"scores.",
+        f"The messages can hardly be shorter. For one phase of `{tightest['schedule']}`, any message that determines "
+        f"the scores needs at least {tightest['determined_share']:.0%} of the words of the protocol's message.",
         f"The run nearest to the bound for any arithmetic is `{nearest['schedule']}` at M = {nearest['M']}. This run "
         f"loads {nearest['loads'] / nearest['bound_loads']:.0f} times the words of the bound.",
-        f"The bounds of Theorems 1 to 3 hold for standard products only. With n = 4 d, Strassen's attention moves "
-        f"fewer words than these bounds from d = {min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M on, and "
-        f"{min(lowest['words']) / lowest['standard_bound']:.0%} of their words at d = "
-        f"{lowest['d'] / lowest['M'] ** 0.5:.0f} √M. The bound for any arithmetic holds for {above} of {len(large)} "
-        f"counts. At d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, the count is "
+        f"The bounds of Theorems 1 to 3 hold for standard products only. With n = 4 d and d of at least "
+        f"{min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M, Strassen's attention moves fewer words than these "
+        f"bounds. At d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, Strassen's attention moves "
+        f"{min(lowest['words']) / lowest['standard_bound']:.0%} of the words of these bounds.",
+        f"The bound for any arithmetic holds for {above} of {len(large)} counts of Strassen's attention. At "
+        f"d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, the count is "
         f"{min(lowest['words']) / lowest['any_bound']:,.0f} times this bound.",
     ]
 
@@ -210,26 +213,26 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 **Protocol.** The bound for any arithmetic ([theory](../lab/theory.md), Theorem 4) rests on a protocol between a sender,
-Alice, and a receiver, Bob. Here the protocol runs. A schedule works on random words of the finite field F_q, q = 2³¹ -
-1, with n = {N} and d = {D}. Its run is cut into phases of M loads; the first phase has 2M loads. Alice sends the words
-that the cache holds when a phase begins, and the words that the phase loads. Bob knows the schedule but no input. He
-runs the same schedule, on zeros until the phase begins, and then on the words of the message. So he obtains every score
-that the phase computes (in the backward pass, every dP_ij). The positions of the scores among the computed words do not
-depend on the data, as two runs on random inputs confirm. The columns:
+Alice, and a receiver, Bob. This experiment runs the protocol. A schedule works on random words of the finite field F_q,
+q = 2³¹ - 1, with n = {N} and d = {D}. Its run is cut into phases of M loads; the first phase has 2M loads. Alice sends
+the words that the cache holds when a phase begins, and the words that the phase loads. Bob knows the schedule but no
+input. He runs the same schedule, on zeros until the phase begins, and then on the words of the message. So he obtains
+every score that the phase computes (in the backward pass, every dP_ij). The positions of the scores among the computed
+words do not depend on the data, as two runs on random inputs confirm. The columns:
 
 - *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly. At most
   {DECODED} phases of a run are decoded, spread evenly. Scores are counted in all phases.
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
-- *Determined*: a lower bound D on the words that determine the scores of a phase, divided by the words of its message;
-  the largest ratio among the decoded phases. D is the larger of two sums, one over keys and one over rows. In the first
-  sum, each of the d keys with the most scores of the phase contributes all of its scores, and every other key
-  contributes at most d scores. The second sum is formed in the same way from rows.
+- *Determined*: D divided by the words of the phase's message, for the decoded phase with the largest ratio. D is a
+  lower bound on the words of any message that determines the scores of the phase. Let s_1 ≥ s_2 ≥ ... be the numbers of
+  the phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. Rows give a second value in
+  the same way. The larger of the two values is used.
 - *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums
 for each level of recursion), over output-stationary tiles. Between the two products, the softmax reads S twice and
-writes P. The second table has M = {LARGE_M:,} and n = 4 d. Its words are those of the closed form, which equals a run
-in the tests; the phases of the first table are from runs. The bounds for standard products do not cover this algorithm.
+writes P. The second table has M = {LARGE_M:,} and n = 4 d. Its words are those of the closed form. The tests check that
+the closed form equals the count of a run. The bounds for standard products do not cover this algorithm.
 Each level of recursion saves an eighth of the products' words and adds sums, which cost a fixed number of words per
 pair. So a level saves words only if d is many times √M, far beyond any head dimension in use.
 """,

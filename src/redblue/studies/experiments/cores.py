@@ -30,7 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one head, n 8192": {"n_q": 8192, "n_k": 8192, "d": 64},
     "Llama 3 8B, decode, n 8192": {"n_q": 1, "n_k": 8192, "d": 128, "heads": 32, "kv_heads": 8},
 }
-MASKS = {"full": Mask.full(), "causal": Mask.causal(), "window": Mask.sliding_window(512, 0)}
+WINDOW = 512  # keys before a query's own key
+MASKS = {"full": Mask.full(), "causal": Mask.causal(), "window": Mask.sliding_window(WINDOW, 0)}
 HUES = ("#0068a8", "#b0508a", "#cf5a00", "#5a8f3c", "#7a6ac2", "#3f4a54")
 SECONDS = 0.4  # for which calls are timed for a measured row
 
@@ -184,7 +185,7 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in of(rows, SIMULATED)
         if row["cores"] in (2, 16, 64, 192)
     ]
-    columns = ("call", "direction", "cores", "tasks", "computing", "waiting", "sockets that read a stream")
+    columns = ("call", "direction", "cores", "tasks", "share computing", "share waiting", "sockets that read a stream")
     measured_lines = [
         (row["case"], row["direction"], str(row["cores"]), f"{row['expected']:.2f}", f"{row['speed_up']:.2f}")
         for row in of(rows, MEASURED)
@@ -211,8 +212,9 @@ def findings(rows: list[Row]) -> list[str]:
     if sockets:
         read = sum(row["sockets_per_stream"] for row in sockets) / len(sockets)
         lines.append(
-            f"On machines with two sockets, {read:.2f} sockets on average read the keys (forward) or the queries "
-            f"(backward) of a stream (a key head with its query heads), because the order of tasks ignores the sockets."
+            f"A stream is a key head of one batch entry, with its query heads. On machines with two sockets, the keys "
+            f"of a stream (backward: the queries) are read by {read:.2f} of the {SOCKETS} sockets on average, because "
+            f"the order of the tasks ignores the sockets."
         )
     checked = of(rows, MEASURED)
     if checked:
@@ -235,14 +237,17 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 Simulated, not measured, because no machine with many cores was at hand. The compiled C++ code lists the tasks of a call
-for the given number of threads. Tiles are planned for as many cores, each with the caches of this machine. The threads
-take the tasks in the order of the list. The time of a task is proportional to its pairs of a query and a key, in whole
-panels of rows. In the backward pass, the update of dQ takes {UPDATE:.0%} of a panel's time and waits for the previous
-update of the same rows. The simulation assumes that all threads start at once, that every core is equally fast, and
-that memory is never the limit. From {MANY} cores on, the machine has two sockets, and each socket runs half of the
-threads. A stream is a key head of one batch entry with its query heads.
+for the given number of threads. Tiles are planned for the same number of cores, each with the caches of this machine.
+The threads take the tasks in the order of the list. The time of a task is proportional to the number of its pairs of a
+query and a key. All pairs of a panel of rows count, because the kernels compute whole panels. In the backward pass, the
+update of dQ takes {UPDATE:.0%} of a panel's time and waits for the previous update of the same rows. The simulation
+makes three assumptions: all threads start at once, every core is equally fast, and memory is never the limit. From
+{MANY} cores on, the machine has two sockets, and each socket runs half of the threads.
 
-"Speed-ups on this machine": the same calls are timed in float32, with one thread and with one thread for each core.
+- *Calls*: b is the batch size. With the window, each query attends its own key and the {WINDOW} keys before it.
+- *Share computing*, *share waiting*: the shares of all threads' time in which threads compute, and in which they wait
+  for another task's update of dQ. In the rest of the time, threads have no task left.
+- *Speed-ups on this machine*: the same calls are timed in float32, with one thread and with one thread for each core.
 """,
     alone=True,
 )

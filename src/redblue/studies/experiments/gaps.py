@@ -231,19 +231,21 @@ EXPERIMENT = Experiment(
     tables=tables,
     findings=findings,
     method="""
-Planned (`plan`), not measured, for every layer of all models of the catalogue (`redblue models`), at every boundary of
-all machines of the catalogue (`redblue memories`). The ratios are a plan's words over the lower bound. The words of a
-plan are those of its schedule, whose closed form equals a run. The bound is that of `lower_bound` for the whole
-capacity M.
+The words are planned (`plan`), not measured. Each layer of the models of the catalogue (`redblue models`) has a plan
+for each boundary of the machines of the catalogue (`redblue memories`). A ratio is the words of a plan, divided by the
+lower bound. The words of a plan are the closed form of its schedule, which equals the count of a run. The bound is that
+of `lower_bound` for the whole capacity M.
 
 - *Gradient by X*: the gradient with respect to X, where the scores are A1 X A2ᵀ (arXiv 2410.09397). It is planned for
   layers in which each query head has a key head of its own.
 - *One boundary alone*: the fewest words at one boundary if the tiles need not nest with the tiles of its neighbours.
-- *Problem*: rows x keys of one stream. The query heads that share keys are rows of the same stream.
+- *Problem*: rows x keys of one stream. The query heads that share keys are rows of the same stream. "d 192 / 128" means
+  the head dimension 192 for queries and keys, and 128 for values. "Window 127 back" means that each query attends its
+  own key and the 127 keys before it.
 - *Goals*: this project set them before the schedules for few blocks ([theory](../lab/theory.md#few-blocks-derived))
   were written.
 
-Three causes besides the schedules increase a ratio:
+Besides the schedule, three effects raise a ratio:
 
 - In a hardware-managed cache, a plan fills only the usable share of M ([real-caches](real-caches.md)), but the bound
   assumes all of M. For large caches, this alone is a factor of up to 1.33.

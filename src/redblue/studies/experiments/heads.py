@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import altair as alt
 
@@ -113,7 +112,7 @@ def tables(rows: list[Row]) -> list[Table]:
     lines = [
         (
             str(row["d"]),
-            f"`{row['schedule']}` ({row['regime']})",
+            f"`{row['schedule']}`",
             str(row["heads"]),
             f"{row['share_words']:,}",
             f"{row['x']:.2f}",
@@ -123,28 +122,30 @@ def tables(rows: list[Row]) -> list[Table]:
         )
         for row in fitting(rows)
     ]
-    return [Table("Heads that share a memory", columns, lines, 2)]
+    numbers = sorted({row["heads"] for row in rows})
+    regimes = {(row["d"], row["heads"]): row["regime"] for row in fitting(rows)}
+    by_d = [
+        (str(d), *(regimes.get((d, number), "-") for number in numbers)) for d in dict.fromkeys(d for d, _ in regimes)
+    ]
+    return [
+        Table("Regimes", ("d", *(f"H = {number}" for number in numbers)), by_d, len(numbers) + 1),
+        Table("Heads that share a memory", columns, lines, 2),
+    ]
 
 
 def findings(rows: list[Row]) -> list[str]:
     low, high = min(DIMENSIONS), max(DIMENSIONS)
     most = {d: max(growth(rows, d).items()) for d in (low, high)}
-    changes = []
-    for d in dict.fromkeys(row["d"] for row in rows):
-        same = [row for row in fitting(rows) if row["d"] == d]
-        steps = [
-            f"`{after['regime']}` from H = {after['heads']} on"
-            for before, after in pairwise(same)
-            if before["regime"] != after["regime"]
-        ]
-        changes += [f"d = {d}: `{same[0]['regime']}` for one head, {', '.join(steps)}"] if steps else []
+    regimes = {
+        d: {row["regime"] for row in fitting(rows) if row["d"] == d} for d in dict.fromkeys(row["d"] for row in rows)
+    }
+    changes = [str(d) for d, of_d in regimes.items() if len(of_d) > 1]
     return [
         f"If {most[low][0]} heads run at once, a head of d = {low} moves {most[low][1]:.1f} times the words of a head "
         f"that runs alone. If {most[high][0]} heads run at once, a head of d = {high} moves {most[high][1]:.1f} times "
         f"the words. The factor is at most H in a large cache, and √H in a small cache.",
-        "Each of H heads has M / H words, so the regime (`large-cache`, `between` or `small-cache`) changes with H. "
-        + "; ".join(changes)
-        + ".",
+        f"Each of H heads has M / H words, so the regime can change with H. It changes for {len(changes)} of "
+        f"{len(regimes)} head dimensions, as the table of regimes shows.",
         "The bound per head does not depend on H. Heads that run one after the other move no more words each than a "
         "head alone. Query heads that share K and V are one stream with more rows, so they should run together.",
     ]

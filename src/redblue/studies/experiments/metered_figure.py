@@ -12,7 +12,11 @@ from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, C
 from redblue.studies.ticks import log_ticks
 
 SET_ASSOCIATIVE = "L1d of a CPU"
-LEGEND = "lines: counted, best tiles; marks: measured, filled: fully associative, hollow: a CPU's L1d; black: the bound"
+LEGEND = (
+    "Lines: words counted with the best tiles. Black line: lower bound.",
+    "Filled marks: measured, fully associative cache. Hollow marks: measured, L1d of a CPU.",
+    "Dashed lines: M at which the best schedule changes, to leading order.",
+)
 
 
 def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change]) -> alt.FacetChart:
@@ -64,7 +68,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     )
     hues = alt.Scale(domain=list(names), range=[LOOKS[name].light for name in names])
     marks = alt.Scale(domain=list(names), range=[LOOKS[name].shape for name in names])
-    legend = alt.Legend(title=LEGEND, titleLimit=620, columns=4)
+    legend = alt.Legend(title=list(LEGEND), titleLimit=620, columns=4)
     colour = alt.Color("schedule:N", scale=hues, legend=legend)
     shape = alt.Shape("schedule:N", scale=marks, legend=legend)
     shown = [alt.Tooltip(f"{name}:N") for name in ("schedule", "cache", "tiles")]
@@ -76,7 +80,8 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         floor.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y="floor:Q", y2="low:Q"),
         floor.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y="floor:Q"),
         rules.mark_rule(style="faint", strokeDash=[3, 3]),
-        rules.mark_text(style="words", align="left", baseline="top", dx=3, dy=2).encode(y=alt.value(0), text="label:N"),
+        # Above the plot, where no curve can cross it
+        rules.mark_text(style="words", baseline="bottom", dy=-4).encode(y=alt.value(0), text="label:N"),
         base.transform_filter("isValid(datum.y)").mark_line(strokeWidth=1.8, clip=True).encode(x=x, y=y, color=colour),
     ]
     for filled, cache in ((True, FULL), (False, SET_ASSOCIATIVE)):
@@ -86,7 +91,10 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bound, *lines, *values, *dots]))
     sized = chart.properties(width=300, height=250)
     columns = 3 if len(sizes) > 4 else 2
-    faceted = sized.facet(facet=alt.Facet("facet:N", sort=[facet[d] for d in sizes], title=None), columns=columns)
+    faceted = sized.facet(
+        facet=alt.Facet("facet:N", sort=[facet[d] for d in sizes], title=None, header=alt.Header(labelPadding=22)),
+        columns=columns,
+    )
     return faceted.resolve_axis(x="independent").resolve_scale(y="independent")
 
 

@@ -164,8 +164,8 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"At d = {d} and the boundary {BOUNDARIES[level]} (M = {row['M']:,}, regime {row['regime']}), "
         f"`{row['schedule']}` with tiles for {row['planned_for']} moves the fewest words: "
-        f"{_per_pair(row, 'measured_words'):.2f} per pair, {row['measured_words'] / row['bound_words']:.2f} times the "
-        f"bound."
+        f"{_per_pair(row, 'measured_words'):.2f} words per pair, which is "
+        f"{row['measured_words'] / row['bound_words']:.2f} times the bound."
         for (d, level), row in sorted(best(rows).items())
     ]
 
@@ -185,8 +185,8 @@ simulates the caches of a Zen 3 core: L1 with {CACHES["L1"].capacity_bytes >> 10
 {CACHES["L2"].capacity_bytes >> 10} KiB and 8 ways, which sees the misses of L1. Both have lines of 64 bytes and replace
 the least recently used line. Each kernel runs twice: with tiles for L1, and with tiles for L2. The tiles are planned
 for three quarters of the cache ([real-caches](real-caches.md)). A kernel whose tiles do not fit in L1 has no run for
-L1. The counts are those of a kernel's tiles at the boundary that the tiles are planned for, so there is no count at the
-other boundary.
+L1. The schedule's count holds only for the boundary for which the kernel's tiles are planned. In the other rows, a dash
+stands for the missing count.
 
 The figure shows measured words as bars, counts as ticks, and the lower bound of each boundary as a dashed line.
 

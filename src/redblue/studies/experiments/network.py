@@ -153,8 +153,8 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] != "sizes"
     ]
-    columns = ("problem", "P", "schedule", "grid", "words", "bound for balanced work", "words / bound")
-    columns += ("words / bound for any work",)
+    columns = ("problem", "P", "schedule", "grid", "words", "bound for balanced work")
+    columns += ("words / bound for balanced work", "words / bound for any work")
     sized = [
         (
             f"{row['n']:,}",
@@ -169,9 +169,32 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in rows
         if row["panel"] == "sizes"
     ]
-    words_moved = [Table("Words that the busiest process sends or receives", columns, lines, 4)]
-    columns = ("n", "d", "P", "schedule", "words", "words / bound", "M: most words held", "words / bound by phases")
+    numbers = sorted({row["processes"] for row in rows if row["panel"] != "sizes"})
+    ratios = Table(
+        "Words, divided by the bound for balanced work",
+        ("problem", "schedules", *(f"P = {number}" for number in numbers)),
+        _ratio_lines(rows, numbers),
+        2,
+    )
+    words_moved = [ratios, Table("Words that the busiest process sends or receives", columns, lines, 4)]
+    columns = ("n", "d", "P", "schedule", "words", "words / bound for balanced work")
+    columns += ("M: most words held", "words / bound by phases")
     return [*words_moved, Table("Sizes and memory: one head, full mask", columns, sized, 0)] if sized else words_moved
+
+
+def _ratio_lines(rows: list[Row], numbers: list[int]) -> list[tuple[str, ...]]:
+    """Lines of the table of ratios. Schedules with equal ratios share a line."""
+    lines = []
+    for panel in PANELS:
+        names_by_cells: dict[tuple[str, ...], list[str]] = {}
+        for name in network.SCHEDULES:
+            own = [row for row in rows if (row["panel"], row["schedule"]) == (panel, name)]
+            by_number = {row["processes"]: f"{gap(row):.2f}" for row in own}
+            if own:
+                cells = tuple(by_number.get(number, "-") for number in numbers)
+                names_by_cells.setdefault(cells, []).append(f"`{name}`")
+        lines += [(panel, ", ".join(names), *cells) for cells, names in names_by_cells.items()]
+    return lines
 
 
 def findings(rows: list[Row]) -> list[str]:
@@ -180,16 +203,20 @@ def findings(rows: list[Row]) -> list[str]:
         mine = [row for row in rows if row["panel"] == panel]
         if not mine:
             continue
-        spans: dict[str, list[str]] = {}  # schedules by the text of their ratios
-        for name in network.SCHEDULES:
-            gaps = {row["processes"]: gap(row) for row in mine if row["schedule"] == name}
-            if gaps:
-                low, high = min(gaps), max(gaps)
-                text = f"{gaps[low]:.2f} at P = {low}" + f" and {gaps[high]:.2f} at P = {high}" * (high > low)
-                spans.setdefault(text, []).append(f"`{name}`")
-        texts = [f"{text} with {', '.join(names)}" for text, names in spans.items()]
-        sentences.append(f"Words divided by the bound for {panel}: {'; '.join(texts)}.")
+        most = max(row["processes"] for row in mine)
+        by_ratio: dict[str, list[str]] = {}
+        for row in sorted((row for row in mine if row["processes"] == most), key=gap):
+            by_ratio.setdefault(f"{gap(row):.2f}", []).append(f"`{row['schedule']}`")
+        texts = [
+            f"{_listed(names)} move{'s' * (len(names) == 1)} {ratio} times the words of the bound"
+            for ratio, names in by_ratio.items()
+        ]
+        sentences.append(f"{panel[0].upper()}{panel[1:]}, P = {most}: {'. '.join(texts)}.")
     return sentences
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 EXPERIMENT = Experiment(
@@ -206,16 +233,22 @@ Counted, not measured, with n = {COMMON["n"]:,} (causal {PANELS["one head, causa
 
 - *Words*: the words that the busiest process sends, or the words that it receives, whichever are more. They include row
   statistics, a word or two per row, which the bound does not count.
+- *Schedules*: [attention over a network](../lab/network.md) describes them.
 - *Grid*: parts of the rows x parts of the keys x parts of the heads. Each schedule runs on the grid with the fewest
   words.
+- *Zigzag*: of 2 P equal parts of the tokens, process p holds part p and part 2 P − 1 − p. With a causal mask, all
+  processes then have the same work.
 - *Bound*: the largest of [the bounds over a network](../lab/network.md). It assumes that each process holds the same
   share of the tokens of all heads. The bound for balanced work also assumes that all processes compute equally many
   pairs; the bound for any work does not.
-- *M*: the most words that a process holds. *Bound by phases*: the bound for processes that hold at most M words. A dash
-  means that this bound is 0.
+- *M*: the most words that a process holds.
+- *Bound by phases*: the bound for processes that hold at most M words. A dash means that this bound is 0.
 
 In the forward pass, a square mesh meets the bound for one head. In the backward pass, the best grids have 3 rows for
-every 4 columns, and a square mesh moves slightly more words. With a causal mask, the bound lets a process compute the
-pairs among its own tokens and any rectangle of attended pairs. No known schedule divides the triangle in this way.
+every 4 columns, and a square mesh moves slightly more words.
+
+With a causal mask, the bound leaves out only the pairs above the diagonal among a process's own tokens. It counts all
+other pairs of the process's rows and keys as attended. No known schedule divides the triangle of attended pairs so that
+this is true.
 """,
 )

@@ -79,15 +79,14 @@ class Over:
         for change in self.changes:
             places = [values_of_kinds for _, own_change, *values_of_kinds in self.places(rows) if own_change is change]
             texts = []
-            for name, values in zip(("exact counts", "measurements"), zip(*places, strict=True), strict=True):
+            for name, values in zip(("in exact counts", "in measurements"), zip(*places, strict=True), strict=True):
                 positions = [f"{position:.2f}" for position in sorted(filter(None, values))]
                 span = " to ".join(dict.fromkeys((positions[0], positions[-1]))) if positions else ""
-                texts += [f"at {span} d² ({name})"] if span else []
+                texts += [f"at M = {span} d² {name}"] if span else []
             if texts:
-                where = f"at M = {change.label} (leading order)"
-                sentences.append(
-                    f"The best schedule changes from `{change.small}` to `{change.large}` {where}, {', '.join(texts)}."
-                )
+                where = [f"at M = {change.label} to leading order", *texts]
+                joined = ", ".join(where[:-1]) + "," * (len(where) > 2) + f" and {where[-1]}"
+                sentences.append(f"The best schedule changes from `{change.small}` to `{change.large}` {joined}.")
         return [*sentences, *ratio_findings(rows)]
 
 
@@ -120,9 +119,10 @@ def ratio_findings(rows: Sequence[Row]) -> list[str]:
         where = "a fully associative cache" if cache == FULL else "an L1d of 48 KiB and 12 ways"
         sentences.append(
             f"In {where}, kernels move {over_counted(low):.2f} to {over_counted(worst):.2f} times the words counted "
-            f"for their tiles (median {over_counted(middle):.2f}). The goal is a ratio of at most {limit}: "
-            f"{inside[0]} of {len(measurements)} measurements meet it, {inside[1]} without the lines of write "
-            f"allocation. The ratio is largest for `{worst['schedule']}` at d = {worst['d']} and M = {worst['M']:,}."
+            f"for their tiles (median {over_counted(middle):.2f}). {inside[0]} of {len(measurements)} measurements "
+            f"meet the goal, a ratio of at most {limit}. If the lines that write allocation reads are left out, "
+            f"{inside[1]} measurements meet the goal. The ratio is largest for `{worst['schedule']}` at "
+            f"d = {worst['d']} and M = {worst['M']:,}."
         )
     return sentences
 
@@ -152,30 +152,34 @@ def measured_table(rows: Sequence[Row]) -> Table:
 METHOD = """
 **Measurement.** The compiled CPU kernel runs under valgrind's callgrind, with one head, a full mask and float32. The
 kernel uses AVX2, because valgrind does not decode AVX-512. Callgrind simulates a write-back cache with lines of 64
-bytes that replaces the least recently used line (LRU). *Measured words*: the lines of all read misses and write misses,
-the lines written back, and the output lines that the cache still holds at the end; each line is 16 words. Accesses
-before the kernel are not included. *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
-In the first table, a dash means that no change was seen.
+bytes that replaces the least recently used line (LRU). In the first table, a dash means that no change was seen.
+
+- *Measured words*: 16 words for each line of a read miss or a write miss, for each line that is written back, and for
+  each line of the output that the cache still holds at the end. Accesses before the kernel are not included.
+- *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
+- *Tiles*: `rows`, `cols` and `depth` are the queries, keys and features of a tile of scores. The other pairs of rows
+  and columns are tiles of `out`, `dq`, `dk` and `dv`, or the tile of scores in the pass for dK and dV (`dkv`). `chunk`
+  is the number of queries whose P (and dS) are in memory at the same time, if not all queries are.
 
 **Figure.** A line shows the schedule's best tiles in the model, where the schedule decides what the cache holds and can
-use all of M. A mark shows the kernel, whose tiles are multiples of its vectors. For a fully associative cache, the
-kernel's tiles are planned for the whole cache, minus room for code and for dead tiles that LRU still holds. For a cache
-with sets, they are planned for three quarters of the cache ([real-caches](real-caches.md)). So a mark lies above its
-line for two reasons: the kernel's tiles are smaller, and the kernel moves more words than are counted for its tiles.
-The table of measurements shows only the second effect.
+use all of M. A mark shows the kernel. Most edges of the kernel's tiles are multiples of a vector, a cache line or the
+rows of a micro-kernel. For a fully associative cache, the kernel's tiles are planned for the whole cache, minus room
+for code and for dead tiles that LRU still holds. For a cache with sets, the tiles are planned for three quarters of the
+cache ([real-caches](real-caches.md)). So a mark lies above its line for two reasons: the kernel's tiles are smaller,
+and the kernel moves more words than are counted for its tiles. The table of measurements shows only the second effect.
 
 The kernel moves more words than counted for these reasons:
 
 - *Stores*: an ordinary store reads a line before it changes the line (write allocation). P is written once and read
-  once; with the read of the store, P crosses the boundary three times instead of twice. Outputs and copies are read
-  before they are written, too. The column "without write allocation" leaves out these lines, as streaming stores would.
+  once. With the read of the store, P crosses the boundary three times instead of twice. Outputs and copies are read
+  before they are written, too. The column "without write allocation" leaves out these reads, as streaming stores would.
 - *Copies*: the kernel copies Q and other operands into packed buffers. The schedules do not count these O(n d) words,
   which matter if n is small.
 - *Lines*: rows of fewer than 16 words, row statistics and the stack occupy whole lines.
 - *Code*: 430 to 550 cache lines of code pass through the simulated cache, as they do through a real L2. They matter
   most in the caches of 1k and 2k words, which have 64 and 128 lines.
 - *Sets*: rows of K lie d words apart, as users store them. If d is a power of two, these rows share few sets of an L1d.
-  `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P also shared few
-  sets until one slice of padding separated them. For d = 32 and n = 512 in this L1d, `hybrid` moved 2.9 times its count
-  without the padding, and moves 1.5 times its count with the padding.
+  `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P would also share
+  few sets, so the kernels separate them by one slice of padding. For d = 32 and n = 512 in the L1d of 48 KiB, `hybrid`
+  moved 2.9 times its count without this padding, and moves 1.5 times its count with it.
 """

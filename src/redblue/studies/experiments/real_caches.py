@@ -171,11 +171,11 @@ def tables(rows: list[Row]) -> list[Table]:
 
     by_share = regrets(rows)
     return [
-        Table("Usable share, at most 5 % / 25 % more words", columns, [line(name, _shares) for name in names], 2),
-        Table("Best share: its words / words in the model", columns, [line(name, _best) for name in names], 2),
+        Table("Usable share, for at most 5 % / 25 % more words", columns, [line(name, _shares) for name in names], 2),
+        Table("Best share, and its cost", columns, [line(name, _best) for name in names], 2),
         Table(
             "Which share to plan for",
-            ("tiles are chosen for", "words / best share, mean", "words / best share, worst", "cases"),
+            ("tiles are chosen for", "words / words of the best share, mean", "the same ratio, worst case", "cases"),
             [
                 (f"{share:.0%}", f"{geometric_mean(ratios):.3f}", f"{max(ratios):.2f}", str(len(ratios)))
                 for share, ratios in by_share.items()
@@ -211,15 +211,15 @@ def findings(rows: list[Row]) -> list[str]:
         f"{min(shares):.0%} to {max(shares):.0%} of the capacity, because LRU keeps dead tiles."
     ] * bool(shares)
     if by_share:
-        best, planned = best_share(rows), min(by_share, key=lambda share: abs(share - USABLE_SHARE))
+        best = best_share(rows)
         sentences.append(
             f"The best single rule is to choose tiles for {best:.0%} of a CPU's cache. On average, these tiles move "
             f"{_mean(by_share[best])} times the words of the share that is best for each case. Tiles for the whole "
-            f"cache move {_mean(by_share[max(by_share)])} times these words."
+            f"cache move {_mean(by_share[max(by_share)])} times the words of the best share."
         )
         sentences.append(
-            f"The planner and the CPU kernels choose tiles for {USABLE_SHARE:.0%} of a cache that hardware manages "
-            f"({_mean(by_share[planned])} times on average), and for all of a memory that software manages."
+            f"The planner and the CPU kernels choose tiles for {USABLE_SHARE:.0%} of a cache that hardware manages, "
+            f"and for all of a memory that software manages."
         )
     return sentences
 
@@ -246,7 +246,7 @@ measured.
 The runs are forward passes with a full mask, one head and float32, in one level of write-back LRU cache with lines of
 64 bytes. A store that overwrites a whole line does not read the line first. Tile edges are multiples of {LINE_WORDS}
 words, except the rows of `flash`. All traffic between the cache and the next level is counted, including dead tiles
-that are written back. The columns of the tables are layouts:
+that are written back. The last five columns of the tables are layouts:
 
 - **{FULL}**: the same capacity and lines in one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
@@ -255,22 +255,22 @@ Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity. The *share* is 
 tiles hold in the model. The tables:
 
 - *Usable share*: the largest share at which the cache moves at most 1.05 / 1.25 times the words counted for its tiles.
-- *Best share*: the share whose tiles move the fewest words. The number after the colon is the cost of a real cache:
-  these words, divided by the words that the model counts for tiles of the whole cache.
+- *Best share*: the share whose tiles move the fewest words. After the colon is the cost: the words moved with this
+  share, divided by the words that the model counts for tiles that fill the whole cache.
 - *Which share to plan for*: the words moved, divided by the words of the best share of the same case. The cases are the
   caches of real hardware (8, 12 and 16 ways) with all layouts except "power of two".
 
 The figure shows the cache of 32 KiB, with ratios up to {MAX_SHOWN}. The dashed line is the share that the planner
 assumes.
 
-**Least recently used.** A tile stays in the cache only if it is touched again before everything else in the cache has
-been touched. Between two uses of a tile, a `flash` forward pass touches all tiles that it keeps. Slices of K and V that
-are no longer needed stay in the cache, too, because LRU cannot know that they are dead. With r rows and c columns, the
-pass needs
+**Least recently used.** LRU evicts the line whose last use is longest ago. So a tile stays in the cache only if all
+other words that are touched between two of its uses fit in the cache beside the tile. Between two uses of a tile, a
+`flash` forward pass touches all tiles that it keeps. Slices of K and V that are no longer needed stay in the cache,
+too, because LRU cannot know that they are dead. With r rows and c columns, the pass needs
 
     r (d + d_v + 2) + r c + r + c (d + d_v) words
 
-while it computes, and r (2 d_v + 3) words while it stores O; the larger number counts. In the model, the largest of
+while it computes, and r (2 d_v + 3) words while it stores O. The larger number counts. In the model, the largest of
 c d, c d_v and r replaces the sum r + c (d + d_v) in the formula. With whole lines and one set, a cache of this capacity
 moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`). With one
 line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For this

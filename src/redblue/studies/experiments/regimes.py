@@ -34,7 +34,7 @@ STATEMENTS = {  # regime -> (forward, backward)
         "arXiv 2410.09397, Theorems 4.3 (Algorithm 6) and 4.4",
     ),
     ONCE: (
-        "none: M is so large that every input is read once and every output is written once (cells `once`)",
+        "none: M is so large that every input is read once and every output is written once",
         "as forward",
     ),
 }
@@ -122,10 +122,11 @@ def tables(rows: list[Row]) -> list[Table]:
     ]
     columns = ("hardware", "boundary", "M, words", *(f"d {d}" for d in dimensions))
     counts = Counter(row["applies"] for row in rows)
-    statements = [(name, str(counts[name]), *texts) for name, texts in STATEMENTS.items()]
+    statements = [(name, SHORT[name], str(counts[name]), *texts) for name, texts in STATEMENTS.items()]
+    heads = ("regime", "name in the first table", "cells", "forward", "backward (gradient by X)")
     return [
         Table("The regime at each boundary", columns, lines, 2),
-        Table("The theorems of each regime", ("regime", "cells", "forward", "backward (gradient by X)"), statements, 4),
+        Table("The theorems of each regime", heads, statements, 5),
     ]
 
 
@@ -163,8 +164,9 @@ forward passes of one head at a time, with a full mask and n = {N:,}. Words have
 CPUs. M is the capacity of one instance of the nearer memory, such as one multiprocessor's shared memory or one core's
 L1d. Each boundary is a two-level model of its own, so the papers' theorems apply to each boundary with its own M.
 
-In the figure, the text in a cell is the schedule of the plan. The plan compares exact words. So near the capacity that
-divides two regimes, it can choose the schedule of the neighbouring regime.
+In the figure, the colour of a cell shows the regime, and the text names the schedule that the planner chooses. The
+planner compares exact words. So near the capacity that divides two regimes, the planner can choose the schedule of the
+neighbouring regime.
 
 *Each word once*: the plan moves at most 5 % more words than are needed to read every input and write every output once.
 The formulas of the theorems give fewer words than are needed (FlashAttention's formula holds for d ≤ M ≤ n d), so no

@@ -89,8 +89,13 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     ]
     dots = [{"x": row["x"], "best": row["words"], "direction": TITLES[row["direction"]]} for row in family]
     names = list(dict.fromkeys(row["schedule"] for row in values))
-    x = alt.X("x:Q", title="x = d / √M", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]))
-    scale = alt.Scale(type="log", domain=[0.01, 200], nice=False, clamp=True)
+    x = alt.X(
+        "x:Q",
+        title="x = d / √M",
+        scale=alt.Scale(type="log", domain=[0.05, 8], nice=False),
+        axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]),
+    )
+    scale = alt.Scale(type="log", domain=[0.01, 200], nice=False)
     y = {"scale": scale, "axis": alt.Axis(values=[0.1, 1, 10, 100])}
     colour = alt.Color(
         "schedule:N",
@@ -127,7 +132,11 @@ def tables(rows: list[Row]) -> list[Table]:
     ]
     return [
         Table("The best sequences of sweeps", ("problem", "x", "sweeps", "known schedule"), lines, 4),
-        Table("Exact optima", ("direction", "n", "d", "M", "lower bound", "optimum", "best schedule"), solved),
+        Table(
+            "Exact optima, in words",
+            ("direction", "n", "d", "M", "lower bound", "optimum", "fewest words of a schedule"),
+            solved,
+        ),
     ]
 
 
@@ -160,15 +169,20 @@ EXPERIMENT = Experiment(
 or reads arrays of pairs (P, dP, dS), writes some of these arrays, and adds to outputs ("sum"). The outputs are `o` in
 the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X. In each
 sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache, whichever moves the fewest words. All other
-data stream. A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of
-sweeps. Its words, at leading order for d = d_v and large n and M, are compared with those of the schedules of the
-[theory](../lab/theory.md#the-regimes-derived), for x = d / √M. In the figure, lines are the known schedules, and
-circles are the fewest words of the search. If two orders of the same sweeps move equally many words, the search may
-return either, so rows of the table can overlap. Schedules outside the family are not searched, so no lower bound
-follows from the search.
+data are streamed. A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of
+sweeps. The fewest words of the search are compared with the words of the schedules of the
+[theory](../lab/theory.md#the-regimes-derived), as functions of x = d / √M. All words are at leading order, for d = d_v
+and large n and M. In the figure, lines are the known schedules, and circles are the fewest words of the search. If two
+orders of the same sweeps move equally many words, the search may return either, so rows of the table can overlap.
+Schedules outside the family are not searched, so no lower bound follows from the search.
 
 **Smallest games.** The pebble solver searches all games ([pebble](../lab/pebble.md)), so its optima are proved. A
-schedule moves more words than the optimum for two reasons. It also stores the log-sum-exp. And its row statistics and
-tiles of scores occupy the cache: at these sizes, as many words as the data. The lower bound is that of `lower_bound`.
+schedule moves more words than the optimum for two reasons:
+
+- A schedule also stores the log-sum-exp.
+- The row statistics and the tiles of scores occupy a part of the cache. At these sizes, they take as many words as the
+  data.
+
+The lower bound is that of `lower_bound`.
 """,
 )

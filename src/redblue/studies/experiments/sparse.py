@@ -180,9 +180,9 @@ def findings(rows: list[Row]) -> list[str]:
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
         sentences.append(
-            f"The published form for a family of inputs is no bound for a single mask: {len(below)} of {len(best)} "
-            f"masks move fewer words. `{least['mask']}` moves {least['words'] / least['family_form_words']:.2f} times "
-            f"the words of the form."
+            f"The published bound for a family of inputs (the family's form) does not hold for each single mask: "
+            f"{len(below)} of {len(best)} masks move fewer words. `{least['mask']}` moves "
+            f"{least['words'] / least['family_form_words']:.2f} times the words of the form."
         )
     sentences.append(
         f"The index of a mask takes up to {heavy['index_words'] / heavy['words']:.0%} of all words "
@@ -213,11 +213,11 @@ the mask ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward")
 The figure and the table show the schedule with the fewest words.
 
 - *Masks*: `window:4,3` is a sliding window of 4 keys to the left and 3 to the right. `random:0.1,{BLOCK}` has random
-  blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, `random:0.1,1` random pairs. A butterfly's blocks have edges
-  of 1 to 128. No rule describes random pairs and blocks, so they need an index.
-- *Bound*: the best proved bound for this one mask. It is the largest of three: the compulsory words; the phase problem
-  on the number of the mask's pairs; and the phase problem on the pairs that a given number of the mask's rows and
-  columns can cover ([theory](../lab/theory.md), Theorem 5).
+  blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, `random:0.1,1` random pairs. The number after `butterfly` is
+  the edge of its blocks. No rule describes random pairs and blocks, so they need an index.
+- *Bound*: the best proved bound for this one mask. It is the largest of three bounds: the compulsory words, the phase
+  bound from the number of the mask's pairs, and the phase bound from the number of pairs that a given number of the
+  mask's rows and columns can cover ([theory](../lab/theory.md), Theorem 5).
 - *Family's form*: min(Z_in² / M, Z_in √Z_QK / √M), the bound of arXiv 2410.09397, Theorem 4.5, without its constant.
   The theorem is about the worst input with the given numbers of nonzero entries, so a structured mask may move fewer
   words.

@@ -80,9 +80,9 @@ PyTorch's SDPA on one thread, and PyTorch's unfused formula. `--full` takes fewe
 rounds.
 
 - *No attention* uses V as the result of attention, so it times the rest of the step.
-- *Attention's speed-up*: the time that SDPA adds to this rest, divided by the time that redblue adds.
-- *Attention's speed-up needed*: the speed-up of attention with which the step would meet the requirement; "impossible"
-  if a step without attention is too slow.
+- *Speed-up of attention*: the time that SDPA adds to this rest, divided by the time that redblue adds.
+- *Required of attention*: the speed-up of attention that the step needs to reach its own required speed-up.
+  "Impossible" means that even a step without attention is too slow.
 - *Attention's share of FLOPs*: only attended pairs count, with two matrix products forward and five backward.
 - *Attention's share of time*: the share of SDPA in the time of a step.
 - *Amdahl's limit*: the speed-up of a step without attention.
@@ -99,21 +99,21 @@ imaginative. The examples of the test are not used for training.
 
 **`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *Block-sparse* is
 the pattern of the FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row
-and column of blocks. *Window* and *random* have about the same density. The column "required"
-gives two speed-ups: over PyTorch's dense step, then over redblue's dense step. FlexAttention has no gradients on CPUs,
-so only its forward pass is compared.
+and column of blocks. *Window* and *random* have about the same density. FlexAttention has no gradients on CPUs, so only
+its forward pass is compared.
 
 **`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
-text. A run tests its perplexity at most once after each step, and ends with its last test. So if its steps are long, as
-with `--quick` here, it takes longer than its budget.
+text. A run tests its perplexity at most once after each step, and ends with its last test. So a run with long steps, as
+with `--quick` here, takes longer than its budget.
 
 **`graph`** trains on the packages of Debian that have the most dependencies in either direction (apt-cache); each
 dependency is an edge. The model learns a package's section from its name and its neighbours. *Gather and scatter* is
 attention as graph libraries write it. The row of documents has documents of 128 to 2,048 bytes, each causal and
 separate from the others.
 
-The requirements were set for a CPU with vector units twice as wide (Zen 5), the CPU of [the operator's
-results](README.md#the-operator-beside-its-peers-make-bench). Compare ratios within one page only.
+The requirements were set for Zen 5, the CPU of [the operator's
+results](README.md#the-operator-beside-its-peers-make-bench). Its vector units are twice as wide as those of this
+page's CPU. Compare ratios within one page only.
 """
 
 EXPERIMENT = Experiment(

@@ -133,8 +133,8 @@ def _steps(rows: list[Row]) -> Table:
                 f"{limit(row):.2f}",
             )
         )
-    columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s", "speed-up", "required")
-    columns += ("attention's speed-up", "attention's speed-up needed")
+    columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s")
+    columns += ("speed-up of the step", "required of the step", "speed-up of attention", "required of attention")
     columns += ("attention's share of FLOPs", "attention's share of time", "Amdahl's limit")
     return Table(_titled(rows, "steps", "A training step"), columns, lines, 2)
 
@@ -179,7 +179,7 @@ def _tasks(rows: list[Row]) -> Table:
         error = standard_error(row)
         cells = (f"{row['n']:,}", f"{row['steps']:,}", f"{row['accuracy']:.1%}", f"{error:.1%}")
         lines.append((row["task"], *cells, f"{row['baseline']:.1%}", f"{row['seconds']:.2f}"))
-    columns = ("task", "n", "steps", "accuracy", "standard error", "most frequent answer", "s/step")
+    columns = ("task", "n", "steps", "accuracy", "standard error", "share of the most frequent answer", "s/step")
     return Table(_titled(rows, "tasks", "Long Range Arena: accuracy after training"), columns, lines)
 
 
@@ -195,12 +195,12 @@ def _sparse(rows: list[Row]) -> Table:
                 f"{median_speedup(seconds, name, f'{base}, dense'):.2f}" if name != f"{base}, dense" else ""
                 for base in (SDPA, REDBLUE)
             ]
-            required = [str(REQUIRED_SPARSE[base]) for base in (SDPA, REDBLUE)]
-            bars = " / ".join(required) if name == sparse and row["n"] == 16_384 else ""
+            needed = name == sparse and row["n"] == 16_384
+            required = [str(REQUIRED_SPARSE[base]) if needed else "" for base in (SDPA, REDBLUE)]
             density = f"{row['density'][kind]:.1%}" if kind in row["density"] else ""
-            lines.append((f"{row['n']:,}", name, density, f"{statistics.median(seconds[name]):.3f}", *over, bars))
-    columns = ("n", "attention", "density", "s/step", "speed-up over PyTorch, dense")
-    columns += ("speed-up over redblue, dense", "required")
+            lines.append((f"{row['n']:,}", name, density, f"{statistics.median(seconds[name]):.3f}", *over, *required))
+    columns = ("n", "attention", "density", "s/step", "speed-up over PyTorch, dense", "speed-up over redblue, dense")
+    columns += ("required over PyTorch, dense", "required over redblue, dense")
     return Table(_titled(rows, "sparse", "Long Range Arena: a training step"), columns, lines, 2)
 
 
@@ -238,7 +238,8 @@ def _graph(rows: list[Row]) -> Table:
             memory = f"{row['peak_bytes'] / MIB:,.0f}"
             name = f"{SDPA}, dense mask" if row["contender"] == SDPA else row["contender"]
             lines.append((f"{row['n']:,}", contents, name, f"{row['seconds']:.2f}", speed, memory, *shown))
-    columns = ("n", "mask", "attention", "s/step", "speed-up", "peak MiB", "accuracy", "most frequent answer")
+    columns = ("n", "mask", "attention", "s/step", "speed-up", "peak MiB", "accuracy")
+    columns += ("share of the most frequent answer",)
     return Table(_titled(rows, "graph", "Debian's packages as a graph, and a row of many documents"), columns, lines, 3)
 
 
@@ -285,9 +286,9 @@ def _load_findings(rows: list[Row]) -> list[str]:
     if busy:
         most = max(row["load"] for row in rows if "load" in row)
         sentences.append(
-            f"Other programs ran beside {_named(busy)} (load average up to {most:.0f}), "
-            f"{'a part' if len(busy) == 1 else 'parts'} of this experiment. They disturbed the times and the ratios of "
-            f"times, but neither losses nor memory."
+            f"Other programs ran beside the part{'s' * (len(busy) > 1)} {_named(busy)} of this experiment (load "
+            f"average up to {most:.0f}). They disturbed the times and the ratios of times, but neither losses nor "
+            f"memory."
         )
     if unknown:
         sentences.append(f"The load of the machine was not recorded for the parts {_named(unknown)}.")
@@ -326,17 +327,15 @@ def _step_findings(rows: list[Row]) -> list[str]:
     sentences = [
         f"A training step is {min(speeds):.2f} to {max(speeds):.2f} times as fast with `redblue` as with {SDPA}."
     ]
-    missed = [
-        f"n {row['n']:,} {TYPES[row['dtype']]} ({speed:.2f}, required {required:.1f}, no attention {limit(row):.2f})"
-        for (row, required), speed in zip(measured, speeds, strict=True)
-        if required and speed < required
-    ]
+    required = [(speed, needed) for (_, needed), speed in zip(measured, speeds, strict=True) if needed]
+    missed = sum(speed < needed for speed, needed in required)
     if not missed:
         return sentences
     return [
         *sentences,
-        f"In {len(missed)} of {len(measured)} cases, the speed-up is below this project's requirement. In parentheses: "
-        f"the speed-up, the required speed-up, and the speed-up of a step without attention. {'; '.join(missed)}.",
+        f"In {missed} of {len(required)} cases, the speed-up is below this project's requirement. The table of "
+        f"training steps shows the speed-up, the required speed-up, and the speed-up of a step without attention "
+        f"(Amdahl's limit).",
     ]
 
 
@@ -390,8 +389,11 @@ def _graph_findings(rows: list[Row]) -> list[str]:
         by_name = {row["contender"]: row for row in group}
         mine = by_name.pop(REDBLUE, None)
         if mine and by_name:
-            ratios = (f"{name} {row['peak_bytes'] / mine['peak_bytes']:.1f}" for name, row in by_name.items())
             sentences.append(
-                f"Peak memory relative to `redblue`, {mine['kind']} of {mine['n']:,} tokens: {', '.join(ratios)}."
+                " ".join(
+                    f"For the {mine['kind']} of {mine['n']:,} tokens, {name} has "
+                    f"{row['peak_bytes'] / mine['peak_bytes']:.1f} times the peak memory of `redblue`."
+                    for name, row in by_name.items()
+                )
             )
     return sentences
