@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.cpu.fuzz_paged import paged_call
 from benchmarks.cpu.guarded import Guarded
-from redblue.base.dtypes import COMPUTED, sum_dtype
+from redblue.base.dtypes import COMPUTED, DTYPE_CODES, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
@@ -71,7 +71,7 @@ def one_call(seed: int, number: int) -> str:
     mask = cpu.Attended(first, end)
     sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
     if rng.random() < 0.5:
-        mask = listed(rng, sizes, row.lanes(cpu.NUMBERS[dtype]), dbias is not None)
+        mask = listed(rng, sizes, row.lanes(DTYPE_CODES[dtype]), dbias is not None)
     tile = None
     if rng.random() < 0.6:
         tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200)), pieces=int(rng.integers(1, 6)))
@@ -87,7 +87,7 @@ def one_call(seed: int, number: int) -> str:
         "seed": int(rng.integers(2**63)),
         "threads": int(rng.integers(1, 4)),
         "bias": bias.described if bias else None,
-        "bias_number": cpu.NUMBERS[bias_dtype],
+        "bias_number": DTYPE_CODES[bias_dtype],
         "tile": tile,
         "row": row,
     }

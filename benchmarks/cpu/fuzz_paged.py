@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.cpu.guarded import Guarded, GuardedNumbers, GuardedPages
-from redblue.base.dtypes import COMPUTED, sum_dtype
+from redblue.base.dtypes import COMPUTED, DTYPE_CODES, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
@@ -75,7 +75,7 @@ def paged_call(rng: np.random.Generator) -> str:
         "scale": float(rng.choice([0.3, -0.2, 0.0, 1.0])),
         "softcap": float(rng.choice([0.0, 0.0, 3.0])),
         "bias": bias.described if bias else None,
-        "bias_number": cpu.NUMBERS[bias_dtype],
+        "bias_number": DTYPE_CODES[bias_dtype],
         "alibi": cpu.Array(alibi.described.address, (*alibi.described.strides[2:], 0, 0)) if alibi else None,
         "sinks": cpu.Array(sinks.described.address, (0, *sinks.described.strides[1:])) if sinks else None,
     }

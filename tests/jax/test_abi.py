@@ -39,7 +39,7 @@ def c_program() -> str:
     }.items():
         same(f"XLA_FFI_{constant} == {value}")
     names = {"bool": "PRED", "bfloat16": "BF16", "int32": "S32", "int64": "S64"}
-    for number, dtype in abi.DTYPES.items():
+    for number, dtype in abi.XLA_DTYPES.items():
         default = dtype.name.replace("uint", "U").replace("float", "F")
         same(f"XLA_FFI_DataType_{names.get(dtype.name, default)} == {number}")
     return "\n".join(lines)
@@ -93,7 +93,7 @@ class FakeXla:
         self.frame.attrs.struct_size = ctypes.sizeof(abi.Attributes)
 
     def _buffer(self, array):
-        number = next(n for n, dtype in abi.DTYPES.items() if dtype == array.dtype)
+        number = next(n for n, dtype in abi.XLA_DTYPES.items() if dtype == array.dtype)
         dims = (ctypes.c_int64 * array.ndim)(*array.shape)
         return abi.Buffer(ctypes.sizeof(abi.Buffer), None, number, array.ctypes.data, array.ndim, dims)
 

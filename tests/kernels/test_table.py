@@ -24,9 +24,9 @@ def test_gpu_kernels_and_their_footprints_are_those_of_the_table():
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_every_tiled_cpu_kernel_has_tiles(direction):
-    from redblue.kernels.cpu.call import NUMBERS, isa
+    from redblue.kernels.cpu.call import isa
 
-    row = row_of(isa(), NUMBERS["float32"])
+    row = row_of(isa(), "float32")
     for name in tiled_kernels("cpu", direction):
         assert tiles_for(name, Problem(64, 64, 16, direction=direction, dtype="float32"), 1 << 14, row)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from redblue.base.dtypes import COMPUTED
+from redblue.base.dtypes import COMPUTED, DTYPE_CODES
 from redblue.base.terminal import table
 from redblue.base.text import capacity
 from redblue.base.version import __version__
@@ -56,7 +56,7 @@ def describe() -> dict[str, Any]:
                 "vector_bytes": row.vector_bytes,
                 "vector_registers": row.vector_registers,
                 "bfloat16_products": row.has_bfloat16,
-                "queries_at_once": {name: row.lanes(cpu.NUMBERS[name]) for name in COMPUTED},
+                "queries_at_once": {name: row.lanes(DTYPE_CODES[name]) for name in COMPUTED},
             }
             for row in _core.list_isas()
         ],

@@ -26,7 +26,7 @@ class Isa:
         """Whether it multiplies bfloat16 pairs into fp32 sums."""
 
     def lanes(self, number: int) -> int:
-        """Queries that the attention kernel of a number type (redblue.kernels.cpu.call.NUMBERS) computes at once."""
+        """Queries that the attention kernel of a number type (redblue.base.dtypes.DTYPE_CODES) computes at once."""
 
     def packed_bytes(self, number: int) -> int:
         """Bytes of a number of that type as the kernel's packed panels hold it."""
@@ -112,9 +112,8 @@ class Call:
     """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
 
     Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
-    these addresses. number: redblue.kernels.cpu.call.NUMBERS. options: the fields of `Options` in
-    cpp/attention/options.h; TypeError
-    for any other name.
+    these addresses. number: redblue.base.dtypes.DTYPE_CODES. options: the fields of `Options` in
+    cpp/attention/options.h; TypeError for any other name.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, digest_of_array, digest_of_mask, digest_of_placement
 from redblue.distributed.dtensors import is_distributed, local_parts
@@ -90,7 +91,7 @@ class Call(NamedTuple):
             "key heads": k.shape[-3],
             "d": q.shape[-1],
             "d_v": v.shape[-1],
-            "dtype": str(q.dtype).removeprefix("torch."),
+            "dtype": dtype_name(q.dtype),
             "device": q.device.type,
             **_facts(own),
             "mask": digest_of_mask(mask_of(own)),
@@ -155,7 +156,7 @@ def checked_call(
     if k.shape[-3] != v.shape[-3] or q.shape[-3] != sizes.kv_heads * sizes.group:
         heads = f"{q.shape[-3]}, {k.shape[-3]} and {v.shape[-3]}"
         raise RedblueError(f"heads of q, k and v are not broadcast over processes, got {heads} heads: expand them")
-    dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
+    dtypes = {name: dtype_name(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
     dtype = checks.check_dtypes(dtypes)
     bias = record.bias
     if bias is not None:
@@ -164,7 +165,7 @@ def checked_call(
         # n_k of the whole, which is checked when it is known
         sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)
     for name, _, x in record.present_arrays():
-        check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
+        check_array(name, x.shape, dtype_name(x.dtype), sizes, dtype)
     check_gradients(record)
     return Call((q, k, v), record, placement, schedule, mesh)
 

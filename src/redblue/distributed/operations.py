@@ -18,6 +18,7 @@ from redblue.masks import Mask
 from redblue.masks.rules.selected import attending_queries, selected
 from redblue.masks.rules.stack import Stack, planes
 from redblue.op.pytorch import dispatch
+from redblue.op.pytorch.layouts import sums_of
 from redblue.schedules.network.layout import COLUMNS, KEY_ARRAYS, SUMS, Layout, Part
 
 Tensors = Mapping[Part, Tensor]
@@ -56,7 +57,7 @@ class Operations:
         bias_gradient: bool = False,
     ) -> None:
         self.layout, self.options, self.dtype, self.device = layout, options, dtype, device
-        self.sums = torch.float64 if dtype == torch.float64 else torch.float32
+        self.sums = sums_of(dtype)
         self.blocks = _blocks_of(layout)
         self.dbias = torch.zeros_like(options.bias, dtype=self.sums) if bias_gradient else None
 

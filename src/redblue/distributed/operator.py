@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree
 from redblue.distributed.arguments import STATIONARY, Call, checked_call, mask_of, mesh_of
@@ -128,7 +129,7 @@ def _layout(call: Call, shards: list[Shard], processes: int) -> Layout | None:
         batch=q.shape[:-3].numel(),
         heads=q.shape[-3],
         kv_heads=k.shape[-3],
-        dtype=str(q.dtype).removeprefix("torch."),
+        dtype=dtype_name(q.dtype),
         mask=Mask.full() if mask.lead else mask,
     )
     names = [call.schedule] if call.schedule != "auto" else STATIONARY if columns else network.SCHEDULES

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree, digest_of_placement
 from redblue.distributed.failures import Failures
@@ -72,7 +73,7 @@ def _shared(x: Tensor, dim: int, placement: Any) -> dict[str, Any]:
     return {
         "dim": dim % x.dim(),
         "other dimensions": others,
-        "dtype": str(x.dtype).removeprefix("torch."),
+        "dtype": dtype_name(x.dtype),
         "device": x.device.type,
         "placement": placement if isinstance(placement, str) else digest_of_placement(placement),
         "whether a gradient is required": torch.is_grad_enabled() and x.requires_grad,

@@ -33,7 +33,7 @@ QUIET_SECONDS = 0.1  # after so long without a call, no further call is expected
 UNSUPPORTED = -1  # a version that no XLA has
 
 # The number types of XLA that redblue reads
-DTYPES = {
+XLA_DTYPES = {
     1: np.dtype(np.bool_),
     4: np.dtype(np.int32),
     5: np.dtype(np.int64),
@@ -269,9 +269,9 @@ def _arrays(arguments: Arguments) -> list[np.ndarray]:
         _check("XLA_FFI_ArgType", arguments.types[i] == BUFFER, arguments.types[i])
         buffer = arguments.args[i].contents
         _check("XLA_FFI_Buffer", buffer.struct_size >= ctypes.sizeof(Buffer), buffer.struct_size)
-        dtype = DTYPES.get(buffer.dtype)
+        dtype = XLA_DTYPES.get(buffer.dtype)
         if dtype is None:
-            known = ", ".join(known_dtype.name for known_dtype in DTYPES.values())
+            known = ", ".join(known_dtype.name for known_dtype in XLA_DTYPES.values())
             raise RedblueError(
                 f"an array has XLA's number type {buffer.dtype}, which redblue does not read: use astype for {known}"
             )

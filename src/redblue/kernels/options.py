@@ -17,7 +17,7 @@ from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.kernels.mask_argument import OPEN, MaskArgument
-from redblue.kernels.positions import NUMBERS, positions_of
+from redblue.kernels.positions import HEADER_SIZE, positions_of
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
@@ -173,7 +173,7 @@ class ArrayOption(NamedTuple):
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in which kernels read it."""
         if self.places:
-            return (NUMBERS + sizes.n_q + sizes.n_k,)
+            return (HEADER_SIZE + sizes.n_q + sizes.n_k,)
         lead = sizes.lead if self.lead else ()
         return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
 

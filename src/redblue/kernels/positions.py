@@ -1,7 +1,8 @@
 """Positions of a call's queries and keys in a whole problem, of which the call computes a block.
 
-Kernels read them as one array of int64, which is an option of a call like any other array: NUMBERS numbers (the whole's
-queries, keys and heads, and the call's first head among these), the position of each query, and that of each key.
+Kernels read them as one array of int64, which is an option of a call like any other array: a header of HEADER_SIZE
+numbers (the whole's queries, keys and heads, and the call's first head among these), the position of each query, and
+the position of each key.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.kernels.cpu.call import Sizes
 
-NUMBERS = 4
+HEADER_SIZE = 4
 MAX_LENGTH = 2**31  # queries, and keys, of a whole problem
 
 
@@ -102,8 +103,8 @@ def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:
 def check_places(places: np.ndarray, sizes: Sizes) -> None:
     """Raise RedblueError unless all places of packed positions lie in the whole problem."""
     for name, part, size in (
-        ("queries", places[NUMBERS : NUMBERS + sizes.n_q], places[0]),
-        ("keys", places[NUMBERS + sizes.n_q :], places[1]),
+        ("queries", places[HEADER_SIZE : HEADER_SIZE + sizes.n_q], places[0]),
+        ("keys", places[HEADER_SIZE + sizes.n_q :], places[1]),
     ):
         if not part.size or (part.min() >= 0 and part.max() < size):
             continue

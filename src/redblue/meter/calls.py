@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from redblue.base.dtypes import BYTES_PER_WORD, COMPUTED
+from redblue.base.dtypes import BYTES_PER_WORD, COMPUTED, DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
@@ -94,7 +94,7 @@ def kernel_call(
     if schedule == "gather":
         if tiles:
             raise RedblueError(f"the kernel of gather has no tiles, got {dict(tiles)}: leave tiles out")
-        return _call(problem, schedule, {}, row, cpu.Tile(row.lanes(cpu.NUMBERS[problem.dtype]), KEYS))
+        return _call(problem, schedule, {}, row, cpu.Tile(row.lanes(DTYPE_CODES[problem.dtype]), KEYS))
     if tiles is None:
         try:
             tile = cpu.tiles_for(schedule, problem, words - min(CODE_WORDS, words // 5), row)
@@ -107,7 +107,7 @@ def kernel_call(
 
 def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
     """The kernel's tile with these edges. Raises RedblueError for edges that the kernel does not support."""
-    edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(cpu.NUMBERS[problem.dtype])
+    edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(DTYPE_CODES[problem.dtype])
     if schedule in cpu.SPILLED:
         return cpu.SpillTile.of(schedule, edges)
     row_edge = "dkv_rows" if schedule == "flash" else "rows"
@@ -119,7 +119,7 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
 
 
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
-    p, number = problem, cpu.NUMBERS[problem.dtype]
+    p, number = problem, DTYPE_CODES[problem.dtype]
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redblue.base.cpus import usable_cpus
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import DTYPE_CODES, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
@@ -167,7 +167,7 @@ class NumpyCall:
             if direction == "forward" or rules.backward:
                 arguments[name] = rules.as_core_array(x.ctypes.data, element_strides(x), sizes)
             if rules.own_type:
-                arguments[f"{name}_number"] = cpu.NUMBERS[x.dtype.name]
+                arguments[f"{name}_number"] = DTYPE_CODES[x.dtype.name]
         return arguments
 
     def sums(self) -> np.ndarray:

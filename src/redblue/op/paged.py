@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import PagedArguments
 from redblue.op import api, paged_direct
 from redblue.op.checks import check_dtypes, check_flag
-from redblue.op.paged_call import type_name
 from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
@@ -109,13 +109,15 @@ def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
     if tuple(out_a.shape) != tuple(out_b.shape) or out_a.dtype != out_b.dtype or not len(out_a.shape):
         both = f"{tuple(out_a.shape)} of {out_a.dtype} and {tuple(out_b.shape)} of {out_b.dtype}"
         raise RedblueError(f"out_a and out_b must be (..., d_v), of one shape and type, got {both}")
-    check_dtypes({name: type_name(arrays[name]) for name in ("out_a", "out_b")})
+    check_dtypes({name: dtype_name(arrays[name].dtype) for name in ("out_a", "out_b")})
     for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
         if tuple(lse.shape) != tuple(out_a.shape[:-1]):
             wanted = f"{tuple(out_a.shape[:-1])}, the shape of out_a without d_v"
             raise RedblueError(f"{name} must be {wanted}, got {tuple(lse.shape)}: is it transposed?")
-        if type_name(lse) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
-            raise RedblueError(f"{name} must have the type of the other lse, float32 or float64, got {type_name(lse)}")
+        if dtype_name(lse.dtype) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
+            raise RedblueError(
+                f"{name} must have the type of the other lse, float32 or float64, got {dtype_name(lse.dtype)}"
+            )
     devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
     if len(devices) > 1:
         raise RedblueError(f"{', '.join(arrays)} must be on one device, got {', '.join(sorted(devices))}")

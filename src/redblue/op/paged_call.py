@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.kernels.cpu.call import Sizes
@@ -113,18 +114,13 @@ def _check_forms(forms: tuple[tuple[str, Any, Any, Any], ...]) -> None:
     if len({isinstance(dtype, np.dtype) for _, _, dtype, _ in forms}) > 1:
         arrays = ", ".join(f"{name} is an array" for name, _, dtype, _ in forms if isinstance(dtype, np.dtype))
         raise RedblueError(f"{names} must all be PyTorch tensors, or all be arrays; only {arrays}: convert the others")
-    check_dtypes({name: str(dtype).removeprefix("torch.") for name, _, dtype, _ in forms})
+    check_dtypes({name: dtype_name(dtype) for name, _, dtype, _ in forms})
     devices = {str(device) for *_, device in forms}
     if len(devices) > 1:
         raise RedblueError(f"{names} must be on one device, got {', '.join(sorted(devices))}")
     k, v = (shapes[name][:3] for name in ("k_pages", "v_pages"))
     if k != v:
         raise RedblueError(f"v_pages must have the pages, rows and heads of k_pages, {k}, got {v}")
-
-
-def type_name(x: Any) -> str:
-    """The number type of an array or a tensor."""
-    return str(x.dtype).removeprefix("torch.")
 
 
 def check_heads(q: Any, k_pages: Any) -> None:

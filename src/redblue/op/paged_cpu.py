@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import DTYPE_CODES, dtype_name, sum_dtype
 from redblue.compiled import _core
-from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
 from redblue.kernels.cpu.arrays import element_strides
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.op import api
-from redblue.op.paged_call import PagedCall, type_name
+from redblue.op.paged_call import PagedCall
 
 Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 
@@ -35,7 +34,7 @@ class Ready(NamedTuple):
 
 def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
     """The call for the core. q: the caller's q. changed: arguments of the kernel's call to replace."""
-    dtype = type_name(call.q)
+    dtype = dtype_name(call.q.dtype)
     sizes = sizes_of(call)
     library = _library_of(call.q)
     out, lse = (call.shape, call.q.dtype), (call.shape[:-1], library.dtype(sum_dtype(dtype)))
@@ -99,7 +98,7 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
         address, strides = (_tensor_memory if api.is_torch(x) else _array_memory)(x)
         arguments[name] = rules.as_core_array(address, strides, sizes)
         if rules.own_type:
-            arguments[f"{name}_number"] = cpu.NUMBERS[type_name(x)]
+            arguments[f"{name}_number"] = DTYPE_CODES[dtype_name(x.dtype)]
     return held, arguments
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.kernels.options import Options
 from redblue.masks import Mask
 from redblue.op import api, paged_cpu
 from redblue.op.known_tables import known
 from redblue.op.paged_append import Places
-from redblue.op.paged_call import PagedCall, check_cache, type_name
+from redblue.op.paged_call import PagedCall, check_cache
 from redblue.op.paged_forms import are_hashable, bytes_into_row, distance_within, form_of
 from redblue.op.paged_options import of_sequence
 
@@ -111,14 +111,13 @@ def _gathered(call: PagedCall) -> tuple[Any, Any]:
         out, lse = api.attention(*(x.swapaxes(0, 1)[None] for x in (q, k, v)), return_lse=True, **own._asdict())
         outs.append(out[0].swapaxes(0, 1))
         lses.append(lse[0].swapaxes(0, 1))
+    sums = sum_dtype(dtype_name(call.q.dtype))
     if api.is_torch(call.q):
         import torch
 
         if not outs:
-            return call.q.new_zeros(call.shape), call.q.new_zeros(
-                lead, dtype=getattr(torch, sum_dtype(type_name(call.q)))
-            )
+            return call.q.new_zeros(call.shape), call.q.new_zeros(lead, dtype=getattr(torch, sums))
         return torch.cat(outs).reshape(call.shape), torch.cat(lses).reshape(lead)
     if not outs:
-        return np.zeros(call.shape, call.q.dtype), np.zeros(lead, sum_dtype(type_name(call.q)))
+        return np.zeros(call.shape, call.q.dtype), np.zeros(lead, sums)
     return np.concatenate(outs).reshape(call.shape), np.concatenate(lses).reshape(lead)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import ArrayOption, Options, check_array
@@ -20,11 +21,11 @@ def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
     """
     if not options.has_arrays:
         return options
-    dtype = str(q.dtype).removeprefix("torch.")
+    dtype = dtype_name(q.dtype)
     changed = {}
     for name, rules, x in options.present_arrays():
         x = _of_kind(name, x, q)
-        check_array(name, x.shape, str(x.dtype).removeprefix("torch."), sizes, dtype)
+        check_array(name, x.shape, dtype_name(x.dtype), sizes, dtype)
         full = _full_shape(rules, len(x.shape), sizes)
         changed[name] = x.expand(full) if api.is_torch(x) else np.broadcast_to(x, full)
     return options._replace(**changed)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
@@ -27,7 +28,7 @@ def run(sizes, arrays, slopes, mask, row, dlse=None, bias=None, **options):
     more = {}
     if bias is not None:
         dbias = np.full_like(bias, np.nan)
-        common |= {"bias": described(bias), "bias_number": cpu.NUMBERS[bias.dtype.name]}
+        common |= {"bias": described(bias), "bias_number": DTYPE_CODES[bias.dtype.name]}
         more = {"dbias": described(dbias)}
     dtype, inputs = q.dtype.name, [described(x) for x in (q, k, v, out, lse)]
     moved = cpu.forward(sizes, dtype, *inputs, **common)
@@ -58,7 +59,7 @@ def test_alibi_is_as_float64_says(isa, data):
     if form != "band":
         attends = rng.random((n_q, n_k)) < 0.4
         dense = Mask.from_dense(attends)
-        lanes = isa.lanes(cpu.NUMBERS[dtype.name])
+        lanes = isa.lanes(DTYPE_CODES[dtype.name])
         mask = in_pairs(dense, sizes) if form == "pairs" else in_tiles(dense, sizes, lanes, bias is not None)
     tile = draw(st.none() | TILES | TWO_PASS_TILES | SPILL_TILES)
     results, _ = run(sizes, arrays, slopes, mask, isa, bias=bias, softcap=softcap, tile=tile, threads=2)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import redblue as rb
 from redblue import Mask
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended, gathers
 from redblue.lab import reference
@@ -169,7 +170,7 @@ def test_backward_keeps_the_form_of_forward_if_scores_are_large(isa):
     mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
     case = example((4, 9, 257), (1, 300, 257), times=1000.0, mask=mask)
     sizes = cpu.Sizes((), 1, 4, 9, 300, 257, 257)
-    ways = [gathers(mask, sizes, cpu.isa().lanes(cpu.NUMBERS["float32"]), way) for way in ("forward", "backward")]
+    ways = [gathers(mask, sizes, cpu.isa().lanes(DTYPE_CODES["float32"]), way) for way in ("forward", "backward")]
     if ways != [True, False]:
         pytest.skip("both directions take the same form here")
     check_one_key_has_it_all(case)
@@ -229,7 +230,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
         scale=case.q.shape[-1] ** -0.5 if options["scale"] is None else options["scale"],
         softcap=options["softcap"] or 0.0,
         bias=described(np.broadcast_to(options["bias"], case.full)),
-        bias_number=cpu.NUMBERS[np.dtype(sums).name],
+        bias_number=DTYPE_CODES[np.dtype(sums).name],
         dbias=described(np.broadcast_to(dbias, case.full)),
         dlse=described(dlse[..., None]),
         alibi=None if slopes is None else described(np.broadcast_to(slopes[..., None, None], (*case.full[:-2], 1, 1))),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask, Problem, count
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended
 from redblue.masks.rules.bands import Window
@@ -64,7 +65,7 @@ def expected(schedule, problem, rows, cols):
 def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
     measured = moved(isa, problem, cpu.Tile(rows, cols))
     if not isinstance(problem.mask.rule, Window):  # widen to whole panels
-        lanes = isa.lanes(cpu.NUMBERS[problem.dtype])
+        lanes = isa.lanes(DTYPE_CODES[problem.dtype])
         rows = -(-rows // lanes) * lanes
     assert measured == expected("flash", problem, rows, cols)
 
@@ -72,7 +73,7 @@ def test_forward_moves_what_flash_moves(isa, problem, rows, cols):
 @drawn()
 @given(problem=problems("backward"), cols=st.integers(1, 150))
 def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
-    rows = isa.lanes(cpu.NUMBERS[problem.dtype])
+    rows = isa.lanes(DTYPE_CODES[problem.dtype])
     assert moved(isa, problem, cpu.Tile(rows, cols)) == expected("flash_onepass", problem, rows, cols)
 
 
@@ -80,7 +81,7 @@ def test_backward_moves_what_flash_onepass_moves(isa, problem, cols):
 @given(problem=problems("backward"), edges=st.tuples(*[st.integers(1, 150)] * 3))
 def test_two_passes_move_what_flash_moves(isa, problem, edges):
     """A mask of listed runs is counted as if widened to whole panels of stacked rows."""
-    lanes, (rows, cols, dkv_cols) = isa.lanes(cpu.NUMBERS[problem.dtype]), edges
+    lanes, (rows, cols, dkv_cols) = isa.lanes(DTYPE_CODES[problem.dtype]), edges
     measured = moved(isa, problem, cpu.TwoPassTile(rows, cols, lanes, dkv_cols))
     if not isinstance(problem.mask.rule, Window):
         rows = -(-rows // lanes) * lanes
@@ -100,7 +101,7 @@ def test_two_passes_move_what_flash_moves(isa, problem, edges):
 def test_spilling_kernels_move_the_words_of_their_schedules(isa, direction, schedule, data):
     """The mask is widened to whole slices of stacked rows and of keys."""
     problem = data.draw(problems(direction))
-    lanes, times = isa.lanes(cpu.NUMBERS[problem.dtype]), st.integers(1, 3)
+    lanes, times = isa.lanes(DTYPE_CODES[problem.dtype]), st.integers(1, 3)
     vector = isa.vector_bytes // (8 if problem.dtype == "float64" else 4)
     panel = data.draw(st.sampled_from([vector, lanes])) if isinstance(problem.mask.rule, Window) else lanes
     depth = panel * data.draw(st.integers(1, 2))

@@ -26,6 +26,7 @@ from redblue.kernels.options import Options
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
 from redblue.op.pytorch import dispatch
+from redblue.op.pytorch.layouts import sums_of
 
 
 def _flash_attn_forward(
@@ -228,4 +229,4 @@ def _lse_of(q: Tensor, softmax_lse: Any) -> Tensor:
         raise RedblueError(f"softmax_lse must be a PyTorch tensor, got {type(softmax_lse).__name__}")
     if not softmax_lse.is_floating_point():
         raise RedblueError(f"softmax_lse must be of a floating-point type, got {softmax_lse.dtype}")
-    return softmax_lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return softmax_lse.to(sums_of(q.dtype))

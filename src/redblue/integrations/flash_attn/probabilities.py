@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from redblue.op.api import attention
+from redblue.op.pytorch.layouts import sums_of
 
 ROUNDED = 128  # FlashAttention rounds the numbers of queries and keys up to a multiple of this
 COLUMNS = 2048  # keys whose probabilities one call computes
@@ -25,7 +26,7 @@ def signed(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
 
     q, k: as in `attention`. options: the options of `attention`, with a dropout and a seed.
     """
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = sums_of(q.dtype)
     plain = {name: value for name, value in options.items() if name not in ("dropout", "seed")}
     dropped = {name: options[name] for name in ("dropout", "seed")}
     columns = []

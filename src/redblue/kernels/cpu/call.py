@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from redblue import schedules
-from redblue.base.dtypes import BYTES_PER_WORD, sum_dtype
+from redblue.base.dtypes import BYTES_PER_WORD, DTYPE_CODES, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
@@ -19,8 +19,6 @@ from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
 from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 
-NUMBERS = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}  # enum Number in cpp/attention/array.h
-NAMES = {number: name for name, number in NUMBERS.items()}
 SUMS = ("lse", "delta")  # arrays with one sum per row; their last dimension is 1
 WRITTEN = {"forward": ("out", "lse"), "backward": ("dq", "dk", "dv", "delta")}  # the arrays that a pass computes
 # Schedules that write P to memory
@@ -128,7 +126,7 @@ def plan_tile(direction: str, sizes: Sizes, dtype: str, sparse: bool = False, co
 
 @lru_cache(maxsize=1024)
 def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: bool, cores: int) -> Tile:
-    number = NUMBERS[dtype]
+    number = DTYPE_CODES[dtype]
     rows, streams = sizes.n_q * sizes.group, sizes.streams
     return plan(
         direction,
@@ -147,19 +145,19 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
 def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> SpillTile:
     """The plan's tiles for a schedule that writes P to memory."""
     lengths = _magnitude(sizes.n_q * sizes.group), _magnitude(sizes.n_k)
-    streams, row = _magnitude(sizes.streams), row_of(isa(), NUMBERS[dtype])
+    streams, row = _magnitude(sizes.streams), row_of(isa(), dtype)
     return cache_fit.plan_spilled(schedule, direction, *lengths, sizes.d, sizes.d_v, streams, row)
 
 
-def row_of(row: _core.Isa, number: int) -> cache_fit.Row:
+def row_of(row: _core.Isa, dtype: str) -> cache_fit.Row:
     """The widths of the instruction set's kernels for one number type."""
-    sum_bytes = BYTES_PER_WORD[sum_dtype(NAMES[number])]
+    number, sum_bytes = DTYPE_CODES[dtype], BYTES_PER_WORD[sum_dtype(dtype)]
     return cache_fit.Row(row.lanes(number), row.vector_bytes // sum_bytes, row.packed_bytes(number))
 
 
 def tiles_for(schedule: str, problem: Problem, words: int, row: _core.Isa | None = None) -> AnyTile:
     """The tiles of this schedule's kernel for a cache of `words` words: see redblue.kernels.cpu.cache_fit."""
-    widths = row_of(row or isa(), NUMBERS[problem.dtype])
+    widths = row_of(row or isa(), problem.dtype)
     return cache_fit.tiles_for(schedule, problem, words * problem.bytes_per_word // widths.packed_bytes, widths)
 
 
@@ -230,7 +228,7 @@ def forward(
     refuses unknown names.
     """
     call = _core.Call(
-        NUMBERS[dtype],
+        DTYPE_CODES[dtype],
         pack_sizes(sizes),
         pack_tile(tile or _tile("forward", sizes, dtype, mask, schedule)),
         threads,
@@ -279,7 +277,7 @@ def backward(
     `flash`, in two passes. options: as in forward, and dlse and dbias.
     """
     call = _core.Call(
-        NUMBERS[dtype],
+        DTYPE_CODES[dtype],
         pack_sizes(sizes),
         pack_tile(tile or _tile("backward", sizes, dtype, mask, schedule)),
         threads,

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
@@ -61,7 +62,7 @@ def attended(
         band = mask.rule.on(sizes.n_q, sizes.n_k, 1)
         return Attended(band.first, band.end)
     check_lead(mask, sizes)
-    lanes = cpu.isa().lanes(cpu.NUMBERS[dtype])
+    lanes = cpu.isa().lanes(DTYPE_CODES[dtype])
     if schedule == "auto" and not bias_gradient:
         pairs = gathers(mask, sizes, lanes, direction)
         if lse is not None and pairs != gathers(mask, sizes, lanes, "forward") and _is_large(lse):

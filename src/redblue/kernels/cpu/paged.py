@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.compiled import _core
-from redblue.kernels.cpu.call import NUMBERS, Array, Sizes, isa, pack_sizes, pack_tile, plan_tile
+from redblue.kernels.cpu.call import Array, Sizes, isa, pack_sizes, pack_tile, plan_tile
 from redblue.kernels.cpu.plan import Tile
 
 # The tile does not depend on a call's lengths: it is planned for sequences of this many queries and keys.
@@ -46,7 +47,7 @@ def call_of(
     """
     tile = tile or tile_for(sizes.kv_heads, sizes.group, sizes.d, sizes.d_v, dtype)
     return _core.PagedCall(
-        NUMBERS[dtype],
+        DTYPE_CODES[dtype],
         pack_sizes(sizes),
         pack_tile(tile),
         threads,

@@ -37,7 +37,7 @@ FEW_ROWS_KEYS = 768
 
 ALL = 2**40  # more than the number of queries of any call
 
-DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # number types by the bytes of a packed number
+PACKED_DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # number types by the bytes of a packed number
 
 
 class Tile(NamedTuple):
@@ -156,7 +156,9 @@ def plan(
         score_keys = FEW_ROWS_KEYS
     forward = direction == "forward"
     schedule = schedules.get("flash" if forward else "flash_onepass")
-    problem = Problem(n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPES[packed_bytes], direction=direction)
+    problem = Problem(
+        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=PACKED_DTYPES[packed_bytes], direction=direction
+    )
     multiple = {"rows": lanes, "cols": score_keys if forward else KEYS_STEP}
     try:
         best = schedule.tiles(problem, last, multiple)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.compiled import _core
-from redblue.kernels.cpu.call import NUMBERS, Array, Attended, Sizes, array_forms, isa, pack_sizes, pack_tile, plan_tile
+from redblue.kernels.cpu.call import Array, Attended, Sizes, array_forms, isa, pack_sizes, pack_tile, plan_tile
 from redblue.kernels.cpu.mask_form import attended
 from redblue.kernels.cpu.plan import Tile
 from redblue.problem import Problem
@@ -41,7 +42,7 @@ def list_tasks(problem: Problem, threads: int, cores: int = 0) -> TaskList:
     if direction not in ("forward", "backward"):
         raise NotCovered(f"the kernels run forward and backward, not {direction}")
     sizes = Sizes((problem.batch,), problem.kv_heads, problem.group, problem.n_q, problem.n_k, problem.d, problem.d_v)
-    mask, number = attended(problem.mask, sizes, problem.dtype, direction, schedule="flash"), NUMBERS[problem.dtype]
+    mask, number = attended(problem.mask, sizes, problem.dtype, direction, schedule="flash"), DTYPE_CODES[problem.dtype]
     if mask.pattern:
         raise NotCovered(f"tasks are listed for bands (full, causal, sliding windows), not for {problem.mask!r}")
     tile = plan_tile(direction, sizes, problem.dtype, cores=cores)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.arrays import (
     head_of,
@@ -90,7 +91,7 @@ def gradient_run(task: Task, target: Tensor, parts: tuple[int, int], shared: tup
     batch, heads = sizes.lead[0], sizes.kv_heads * group
     single = replace(task, sizes=sizes._replace(kv_heads=heads, group=1))  # each block has rows of one head
     lists = single.lists(edge, edge, "rows")
-    dtype = str(task.q.dtype).removeprefix("torch.")
+    dtype = dtype_name(task.q.dtype)
     width, warps = SCALAR if without_tensor_cores(dtype, card_of(task.q.device)) else TENSOR_CORES
     arguments: dict[str, Any] = {
         "q": array(task.q),

@@ -21,7 +21,7 @@ import triton.language as tl
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import INTERPRETED, Array, index, row_offsets, start
 from redblue.kernels.options import Options
-from redblue.kernels.positions import NUMBERS
+from redblue.kernels.positions import HEADER_SIZE
 
 __all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
 
@@ -126,7 +126,7 @@ def _places(task: Scored) -> Places | None:
     positions, sizes = task.record.positions, task.sizes
     if positions is None:
         return None
-    queries, keys = positions[NUMBERS:].split((sizes.n_q, sizes.n_k + task.cut_keys))
+    queries, keys = positions[HEADER_SIZE:].split((sizes.n_q, sizes.n_k + task.cut_keys))
     return Places(positions, queries, keys, sizes.n_q, keys.shape[0], sizes.heads)
 
 

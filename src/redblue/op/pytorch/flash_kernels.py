@@ -17,16 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
 from redblue.op.pytorch import ops, paging
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
-from redblue.op.pytorch.layouts import expanded_shapes, name_of
+from redblue.op.pytorch.layouts import expanded_shapes
 from redblue.op.varlen import bottom_right, documents, lengths_between, packed_calls
 
-DTYPES = torch.float32, torch.bfloat16, torch.float16
+FLASH_DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 class Call(NamedTuple):
@@ -112,8 +113,8 @@ def forward_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *argume
         raise RedblueError(f"dropout_p must be 0 with a given output, got {dropout}")
     if out.shape != query.shape or out.dtype != query.dtype:
         raise RedblueError(
-            f"out must be {tuple(query.shape)} of {name_of(query.dtype)}, as query is, "
-            f"got {tuple(out.shape)} of {name_of(out.dtype)}"
+            f"out must be {tuple(query.shape)} of {dtype_name(query.dtype)}, as query is, "
+            f"got {tuple(out.shape)} of {dtype_name(out.dtype)}"
         )
     result, lse, *_ = forward(query, key, value, *arguments, **options)
     out.copy_(result)
@@ -240,10 +241,10 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != rank:
             raise RedblueError(f"{name} must have {rank} dimensions, got shape {tuple(x.shape)}")
-        if x.dtype not in DTYPES:
-            allowed = ", ".join(map(name_of, DTYPES))
+        if x.dtype not in FLASH_DTYPES:
+            allowed = ", ".join(map(dtype_name, FLASH_DTYPES))
             raise RedblueError(
-                f"{name} must be of type {allowed}, as these ops return lse as float32, got {name_of(x.dtype)}: "
+                f"{name} must be of type {allowed}, as these ops return lse as float32, got {dtype_name(x.dtype)}: "
                 "redblue.attention and redblue.attention_varlen take float64"
             )
     if value.shape[-1] != query.shape[-1] and not _takes_other_widths():
@@ -325,7 +326,7 @@ def _slopes(call: Call, slopes: Tensor | None, starts: Tensor | None) -> Tensor 
     shape, heads = tuple(slopes.shape), call.q.shape[1]
     if shape not in ((heads,), (batch, heads)):
         raise RedblueError(f"alibi_slopes must be ({heads},) or ({batch}, {heads}), got {shape}")
-    check_array("alibi", (heads,), name_of(slopes.dtype), sizes, name_of(call.q.dtype))
+    check_array("alibi", (heads,), dtype_name(slopes.dtype), sizes, dtype_name(call.q.dtype))
     return slopes
 
 

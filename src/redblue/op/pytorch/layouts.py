@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.cpu.call import Sizes
@@ -88,12 +88,12 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in (("q", q), ("k", k), ("v", v)))
         raise RedblueError(f"redblue::attention takes equal leading dimensions and expands none, got {shapes}")
     sizes = expanded.sizes
-    dtype = checks.check_dtypes({name: name_of(x) for name, x in zip("qkv", dtypes, strict=True)})
+    dtype = checks.check_dtypes({name: dtype_name(x) for name, x in zip("qkv", dtypes, strict=True)})
     sums = getattr(torch, sum_dtype(dtype))
     read = []
     for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # none if no array is given
         if form is not None:
-            own_dtype, full = name_of(form[1]), rules.shape(sizes)
+            own_dtype, full = dtype_name(form[1]), rules.shape(sizes)
             check_array(name, form[0], own_dtype, sizes, dtype)
             expand = None if tuple(form[0]) == full else full
             read.append(Read(name, rules, own_dtype, sums if rules.is_converted else None, expand))
@@ -105,9 +105,9 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
 known_call = lru_cache(maxsize=1024)(call_of)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """The type's name in NumPy."""
-    return str(dtype).removeprefix("torch.")
+def sums_of(dtype: torch.dtype) -> torch.dtype:
+    """The type in which kernels add numbers of a type."""
+    return getattr(torch, sum_dtype(dtype_name(dtype)))
 
 
 def expanded_arrays(options: Options, call: Call, backward: bool = False) -> dict[str, Tensor]:
@@ -158,8 +158,8 @@ def check_outputs(call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, ls
     for name, x, wanted, dtype in (
         ("dout", dout, shape, call.dtype),
         ("out", out, shape, call.dtype),
-        ("lse", lse, shape[:-1], name_of(call.sums)),
-        ("dlse", dlse, shape[:-1], name_of(call.sums)),
+        ("lse", lse, shape[:-1], dtype_name(call.sums)),
+        ("dlse", dlse, shape[:-1], dtype_name(call.sums)),
     ):
-        if x is not None and (tuple(x.shape) != wanted or name_of(x.dtype) != dtype):
+        if x is not None and (tuple(x.shape) != wanted or dtype_name(x.dtype) != dtype):
             raise RedblueError(f"{name} must be {wanted} of {dtype}, got {tuple(x.shape)} of {x.dtype}")

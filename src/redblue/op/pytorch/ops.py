@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redblue.base.dtypes import DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
@@ -73,7 +74,7 @@ def _arguments(
             if rules.places:
                 check_places(x.numpy(), sizes)
             if rules.own_type:
-                arguments[f"{name}_number"] = cpu.NUMBERS[dtype]
+                arguments[f"{name}_number"] = DTYPE_CODES[dtype]
     if options.seed is None:
         arguments["dropout"] = 0.0
     else:

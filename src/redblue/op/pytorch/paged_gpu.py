@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu.call import Array, Sizes
@@ -30,7 +30,7 @@ from redblue.masks import Mask
 from redblue.op.paged_call import PagedCall
 from redblue.op.paged_cpu import sizes_of
 from redblue.op.pytorch.gpu import precision_of
-from redblue.op.pytorch.layouts import name_of
+from redblue.op.pytorch.layouts import sums_of
 
 KEPT = 8  # layouts of recent calls in the cache, because all layers of a model have the same layout
 
@@ -41,7 +41,7 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     page_table: the caller's table, which is read in place if it is a tensor on q's device. Raises RedblueError for
     options that do not fit the call.
     """
-    q, sums = call.q, getattr(torch, sum_dtype(name_of(call.q.dtype)))
+    q, sums = call.q, sums_of(call.q.dtype)
     out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         task = _task(call, page_table, out, lse)
@@ -106,7 +106,7 @@ def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Opt
             raise RedblueError(f"{name} must be a PyTorch tensor on q's device, {q.device}, got {got}")
         if rules.pairs:
             x = x[..., : sizes.n_k]
-        check_array(name, tuple(x.shape), name_of(x.dtype), sizes, name_of(q.dtype))
+        check_array(name, tuple(x.shape), dtype_name(x.dtype), sizes, dtype_name(q.dtype))
         if rules.own_type and sums != torch.float64:
             x = x.detach()
         else:  # the kernels read whole numbers as booleans, which must not be added to scores
@@ -207,7 +207,7 @@ def _run(task: PagedTask, placed: _Placed) -> None:
     card, options, precision = card_of(q.device), task.plan_options, precision_of(q)
     for rows in np.unique(layout.classes).tolist():
         planned = node_sizes(rows, sizes.d, sizes.d_v)
-        request = "paged", planned, name_of(q.dtype), card, options, "flash"
+        request = "paged", planned, dtype_name(q.dtype), card, options, "flash"
         kind = tune.Kind.of("paged", planned, f"{request[2]} {precision}", "band", options, "flash", q.device, card)
 
         def run(launch: Launch, rows: int = rows) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import TABLE, Options, PagedArguments, checked
@@ -21,6 +20,7 @@ from redblue.masks import Mask
 from redblue.op import paged_call, paged_direct
 from redblue.op.paged_options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
+from redblue.op.pytorch.layouts import sums_of
 from redblue.op.pytorch.ops import library
 
 # The options of the op. Window and tree stand for the mask.
@@ -128,8 +128,7 @@ def _attention(
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     paged_call.check_cache({"q": q, "k_pages": k, "v_pages": v})
     paged_call.check_heads(q, k)
-    sums = getattr(torch, sum_dtype(str(q.dtype).removeprefix("torch.")))
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=sums)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=sums_of(q.dtype))
 
 
 def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any) -> Tensor:

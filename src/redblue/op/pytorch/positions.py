@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import Options
 from redblue.kernels.positions import check_length, check_places, numbers_of
@@ -29,7 +30,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     for name, value, length in (("queries", positions.queries, sizes.n_q), ("keys", positions.keys, sizes.n_k)):
         part = _tensor(name, value)
         if part.dim() != 1 or part.dtype not in _WHOLE:
-            description = f"shape {tuple(part.shape)} of {layouts.name_of(part.dtype)}"
+            description = f"shape {tuple(part.shape)} of {dtype_name(part.dtype)}"
             raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}, got {description}")
         check_length(name, part.shape[0], length)
         parts.append(part.to(torch.int64))

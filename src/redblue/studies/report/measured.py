@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redblue import schedules
+from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.bounds import lower_bound
 from redblue.catalogue.clusters import Cluster
 from redblue.catalogue.memories import THIS_MACHINE, Memory
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.plan import DTYPES, cache_bytes
+from redblue.kernels.cpu.plan import cache_bytes
 from redblue.lab.planner import plan
 from redblue.lab.plans import describe
 from redblue.problem import Problem
@@ -169,7 +170,7 @@ def _run(problem: Problem, machine: Memory) -> Run:
     tiles = schedule.make_tiles(problem, {"rows": call.tile.rows, "cols": call.tile.cols})
     cost = schedule.cost(problem, tiles)
     multiplied = computed_in(problem.dtype)
-    packed_bytes = next(size for size, dtype in DTYPES.items() if dtype == multiplied)
+    packed_bytes = BYTES_PER_WORD[multiplied]
     # If no tiles fit the cache, the kernel's tiles are larger than the cache, and the bound must allow for them.
     capacity = max(cache_bytes()[1] // packed_bytes, cost.peak)
 

@@ -21,6 +21,7 @@ from redblue.op.pytorch.flex.expressions import Expression, names_of, text
 from redblue.op.pytorch.flex.positions import Alibi, alibi, window
 from redblue.op.pytorch.flex.scores import Scores, normal_form
 from redblue.op.pytorch.flex.trace import trace
+from redblue.op.pytorch.layouts import sums_of
 
 
 def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,7 @@ def _computed(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any, 
     mask = None if blocks is None else blocks.mask
     if score_mod is None or not (q.shape[0] and q.shape[1] and n_q and n_k):  # there are no scores
         return dispatch.attention(q, k, v, Options(mask=mask, scale=scale), True)
-    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    sums = sums_of(q.dtype)
     sizes = {"b": q.shape[0], "h": q.shape[1], "q_idx": n_q, "kv_idx": n_k}
     plan = Plan(normal_form(trace(score_mod, sums, q.device)), sizes, q.device, sums)
     windowed, conditions = plan.windows()

@@ -15,7 +15,7 @@ from redblue.studies.training import attentions, checkpoints, texts
 from redblue.studies.training.corpora import any_corpus
 from redblue.studies.training.loop import Training, autocast
 from redblue.studies.training.model import Shape, made
-from redblue.studies.training.names import REDBLUE, SDPA
+from redblue.studies.training.names import REDBLUE, SDPA, TRAINING_DTYPES
 from redblue.studies.training.parts.curves import rounded
 
 BERT = {"layers": 2, "d_model": 768, "heads": 12, "n": 512, "batch": 8, "shortest": 64}
@@ -27,7 +27,7 @@ def points(quick: bool) -> list[dict[str, Any]]:
     sizes = {"layers": 1, "batch": 4, "steps": 5} if quick else {"steps": 100}
     return [
         BERT | sizes | {"dtype": dtype, "contender": name, "way": way}
-        for dtype in ("float32", "bfloat16")[: 1 if quick else 2]
+        for dtype in TRAINING_DTYPES[: 1 if quick else 2]
         for name, way in WAYS
     ]
 

@@ -15,7 +15,7 @@ from redblue.studies.training.corpora import any_corpus
 from redblue.studies.training.loop import Training, autocast
 from redblue.studies.training.memory import too_large
 from redblue.studies.training.model import Shape, made
-from redblue.studies.training.names import REDBLUE, SDPA, UNFUSED
+from redblue.studies.training.names import REDBLUE, SDPA, TRAINING_DTYPES, UNFUSED
 
 GPT = {"layers": 2, "d_model": 768, "heads": 12}
 SIZES = ((512, 2, 300), (1024, 1, 300), (2048, 1, 200), (4096, 1, 60), (8192, 1, 20))  # n, batch, steps
@@ -30,7 +30,7 @@ def points(quick: bool) -> list[dict[str, Any]]:
     return [
         shape | {"n": n, "batch": batch, "steps": steps, "dtype": dtype, "contender": name, "threads": threads}
         for n, batch, steps in sizes
-        for dtype in ("float32", "bfloat16")
+        for dtype in TRAINING_DTYPES
         for name, threads in CONTENDERS
     ]
 

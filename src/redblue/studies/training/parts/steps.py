@@ -12,13 +12,12 @@ from redblue.studies.training import texts
 from redblue.studies.training.corpora import any_corpus
 from redblue.studies.training.flops import attention_share
 from redblue.studies.training.memory import too_large
-from redblue.studies.training.names import NONE, REDBLUE, SDPA, UNFUSED
+from redblue.studies.training.names import NONE, REDBLUE, SDPA, TRAINING_DTYPES, UNFUSED
 from redblue.studies.training.parts import curves
 from redblue.studies.training.race import race
 
 GPT = {**curves.GPT, "layers": 1}
 SIZES = ((512, 4, 5), (2048, 1, 5), (8192, 1, 2))  # n, batch, rounds
-DTYPES = ("float32", "bfloat16")
 
 
 def points(quick: bool) -> list[dict[str, Any]]:
@@ -26,7 +25,7 @@ def points(quick: bool) -> list[dict[str, Any]]:
     return [
         GPT | {"n": n, "batch": batch, "rounds": rounds, "dtype": dtype, "contenders": [SDPA, REDBLUE, NONE]}
         for n, batch, rounds in sizes
-        for dtype in DTYPES
+        for dtype in TRAINING_DTYPES
     ]
 
 
@@ -36,7 +35,7 @@ def memory_points(quick: bool) -> list[dict[str, Any]]:
     return [
         GPT | {"n": n, "batch": 1, "rounds": 1, "dtype": dtype, "contenders": [name]}
         for n in sizes
-        for dtype in DTYPES
+        for dtype in TRAINING_DTYPES
         for name in (SDPA, UNFUSED, REDBLUE)
     ]
 
