@@ -14,10 +14,13 @@ from redblue.base.style import LOOKS
 
 PREDICTED = {"M = d²": 1.0, "M = d²/4": 4.0}
 READING = (
-    "filled: the best tiles; hollow: the best of multiples of 16, which tensor cores take, if 5 % more; "
-    "dots, ticks: the bound; "
-    "at the foot: where a schedule takes over, of each memory"
+    "Filled marks: words with the best tiles. Dotted line: lower bound.",
+    "Hollow marks: words with the best tiles whose edges are multiples of 16, as tensor cores need; "
+    "shown if at least 5 % above the filled marks.",
+    "Bars at the bottom: the d²/M from which on the schedule of this colour is the best one, "
+    "with a bar for each size of shared memory.",
 )
+BYTES_READING = "Plots of bytes: the marks are measured, and a grey tick below each mark is the lower bound."
 BOUNDARIES = (
     ("shared memory and L1 to L2", "l1_l2_bytes", "bound_bytes"),
     ("L2 to memory", "l2_dram_bytes", "l2_dram_bound_bytes"),
@@ -56,7 +59,8 @@ def draw(
         ]
     shape = f"n = {facts['n']}, {facts['dtype']}, one head; shared memory of {facts['kilobytes']} KB"
     where = f"; times: {facts['device']}, {days(row['date'] for row in timed)}" if timed else ""
-    title = alt.TitleParams(shape + where, subtitle=READING, anchor="start", dy=-8)
+    lines = [*READING, *([BYTES_READING] if counted else [])]
+    title = alt.TitleParams(shape + where, subtitle=lines, anchor="start", dy=-8)
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
     charts.write(chart.to_dict(), path, force=True)
 
