@@ -1,11 +1,13 @@
-"""Sizes as a user writes them."""
+"""Whole numbers: arguments, and sizes as a user writes them."""
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import parse_size
+from redblue.base.integers import parse_size, whole_number
 from support.examples import examples
 
 
@@ -60,3 +62,10 @@ def test_any_text_is_a_whole_number_or_an_error(text):
         assert type(parse_size("n", text)) is int
     except RedblueError as error:
         assert str(error).startswith("n ")  # noqa: PT017
+
+
+def test_a_whole_number_without_limits():
+    assert whole_number("n", -(2**70), -math.inf, math.inf) == -(2**70)
+    for value in (1.5, True, "1"):
+        with pytest.raises(RedblueError, match="n must be a whole number, got"):
+            whole_number("n", value, -math.inf, math.inf)

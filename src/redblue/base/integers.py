@@ -6,6 +6,7 @@ problem or a whole grid of them.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from fractions import Fraction
@@ -19,19 +20,21 @@ from redblue.base.text import quoted
 LARGEST = 2**60  # default limit of an argument: a valid NumPy index, and a sum of a few such numbers fits 64 bits
 
 
-def whole_number(name: str, value: Any, least: int = 1, most: float = LARGEST, advice: str = "") -> int:
+def whole_number(name: str, value: Any, least: float = 1, most: float = LARGEST, advice: str = "") -> int:
     """Check an argument that must be a whole number from `least` to `most`, and return it as an int.
 
-    advice: text that ends the error message. Raises RedblueError, which names the argument, for any other value.
+    least, most: -math.inf and math.inf for no limit. advice: text that ends the error message. Raises RedblueError,
+    which names the argument, for any other value.
     """
+    wanted = "a whole number" if least == -math.inf else f"a whole number of at least {least}"
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:  # arrays of several numbers have an __index__ that raises it
+    except (TypeError, ValueError, RuntimeError):  # arrays of several numbers, and traced tensors, raise these errors
         number = None
     if number is None:
-        raise RedblueError(f"{name} must be a whole number of at least {least}, got {value!r}{advice}")
+        raise RedblueError(f"{name} must be {wanted}, got {value!r}{advice}")
     if number < least:
-        raise RedblueError(f"{name} must be a whole number of at least {least}, got {_short(number, '')}{advice}")
+        raise RedblueError(f"{name} must be {wanted}, got {_short(number, '')}{advice}")
     if number > most:
         limit = f"{most:,} (2^60)" if most == LARGEST else f"{most:,}"
         raise RedblueError(f"{name} must be at most {limit}, got {_short(number)}: give a smaller number{advice}")

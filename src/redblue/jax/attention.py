@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from typing import TYPE_CHECKING, Any
 
 from redblue.base.dtypes import COMPUTED, sum_dtype
@@ -240,10 +240,8 @@ def _words(seed: Any) -> jax.Array:
     if dtype is not None and (jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == jnp.uint32 and seed.ndim == 1)):
         return jax.random.bits(seed, (2,), "uint32")
     if dtype is None or not isinstance(seed, jax.Array):
-        try:
-            number = operator.index(seed) % 2**64
-        except TypeError:
-            raise RedblueError(f"seed must be a key of jax.random or a whole number, got {seed!r}") from None
+        advice = ": give a whole number or a key of jax.random"
+        number = whole_number("seed", seed, -math.inf, math.inf, advice) % 2**64
         return jnp.asarray([number >> 32, number & 0xFFFFFFFF], jnp.uint32)
     if not jnp.issubdtype(dtype, jnp.integer) or seed.shape:
         raise RedblueError(f"seed must be a key of jax.random or a whole number, got {dtype} of shape {seed.shape}")

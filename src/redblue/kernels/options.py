@@ -9,12 +9,12 @@ these three.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.kernels.mask_argument import OPEN, MaskArgument
 from redblue.kernels.positions import HEADER_SIZE, positions_of
@@ -334,10 +334,7 @@ def check_size(name: str, number: float) -> None:
 
 def _seed(value: Any) -> int:
     """The seed as a signed 64-bit integer."""
-    try:
-        return (operator.index(value) + 2**63) % 2**64 - 2**63
-    except (TypeError, ValueError, RuntimeError):
-        raise RedblueError(f"seed must be a whole number, got {value!r}") from None
+    return (whole_number("seed", value, -math.inf, math.inf) + 2**63) % 2**64 - 2**63
 
 
 def check_mask(mask: Any) -> None:

@@ -76,7 +76,10 @@ def test_rows_by_index():
             "indices must be 0 to 11, got 12 to 13",
         ),
         (lambda: bert_padding.index_first_axis(torch.zeros(3, 2), MASK[0] - 1), "indices must be 0 to 2, got -1 to 0"),
-        (lambda: bert_padding.pad_input(torch.zeros(3, 2), MASK[0], 3.5, 4), "batch must be a whole number, got 3.5"),
+        (
+            lambda: bert_padding.pad_input(torch.zeros(3, 2), MASK[0], 3.5, 4),
+            "batch must be a whole number of at least 0, got 3.5",
+        ),
         (
             lambda: bert_padding.unpad_input_for_concatenated_sequences(torch.zeros(3, 4, 2), 2 * MASK),
             "attention_mask_in_length must fill at most 4 positions of a row, got 6",

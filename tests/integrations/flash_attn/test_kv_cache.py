@@ -176,7 +176,7 @@ HALF = torch.ones(CAPACITY, D // 2)
         ),
         ({"cache_seqlens": 41}, "cache_seqlens must be 0 to 40, the capacity, got"),
         ({"cache_seqlens": FILLED[:2]}, "cache_seqlens must have one entry for each of 3 sequences, got 2"),
-        ({"cache_seqlens": 1.5}, "cache_seqlens must be a whole number, got 1.5"),
+        ({"cache_seqlens": 1.5}, "cache_seqlens must be a whole number of at least 0, got 1.5"),
         (
             {"k": K[:, :, :1], "v": V, "cache_seqlens": 3},
             r"k must be \(3, 2, 2, 16\) of torch.float32 on cpu, got \(3, 2, 1",
@@ -191,7 +191,7 @@ HALF = torch.ones(CAPACITY, D // 2)
         ({"block_table": torch.zeros(3, 5).int(), "cache_batch_idx": torch.arange(3)}, "select rows of block_table"),
         ({"block_table": torch.zeros(3, 1)}, "block_table must be a dense tensor of whole numbers"),
         ({"block_table": torch.zeros(2, 1, dtype=torch.int32)}, r"block_table must be whole numbers \(3 sequences"),
-        ({"num_splits": -1}, "num_splits must be at least 0, got -1"),
+        ({"num_splits": -1}, "num_splits must be a whole number of at least 0, got -1"),
         ({"return_softmax_lse": 1}, "return_softmax_lse must be True or False"),
         ({"softcap": -2.0}, "softcap must be above 0"),
         ({"k": K.to("meta"), "v": V.to("meta"), "cache_seqlens": 8}, "k must be .* on cpu, got .* on meta"),

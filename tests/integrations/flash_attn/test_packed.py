@@ -165,7 +165,7 @@ PAGES = torch.zeros(3, 4, 2, 4)
         ({"cu_seqlens_k": [0, 3, 9]}, "k must have the rows of its sequences, 9, got 7"),
         ({"cu_seqlens_k": [0, 7]}, "cu_seqlens_k must describe the 2 sequences of q, got 1"),
         ({"max_seqlen_q": 3}, "max_seqlen_q must be at least the longest sequence, 4, got 3"),
-        ({"max_seqlen_k": 2.5}, "max_seqlen_k must be a whole number, got 2.5"),
+        ({"max_seqlen_k": 2.5}, "max_seqlen_k must be a whole number of at least 0, got 2.5"),
         ({"alibi_slopes": torch.zeros(3, 2)}, r"alibi_slopes must be a tensor \(2,\) or \(2, 2\), got \(3, 2\)"),
         ({"k": PAGES, "v": PAGES}, r"k must be \(total, heads, d\), got shape \(3, 4, 2, 4\)"),
         ({"block_table": [[0], [1]]}, r"k must be \(pages, page, heads, d\), got shape \(7, 2, 4\)"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.op.checks import check_flag
 from redblue.op.varlen import bottom_right
@@ -59,16 +59,6 @@ def number(name: str, value: Any) -> float:
     return result
 
 
-def integer(name: str, value: Any) -> int:
-    """The value, or the element of a tensor of one element, as a Python int. Raises RedblueError, which names it."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise RedblueError(f"{name} must be a whole number, got {value!r}") from None
-
-
 def window(causal: Any, window_size: Any) -> Mask:
     """The mask of FlashAttention's window (left, right); negative: no limit. causal: no key after the query's own.
 
@@ -77,7 +67,7 @@ def window(causal: Any, window_size: Any) -> Mask:
     check_flag("causal", causal)
     if not isinstance(window_size, Sequence) or isinstance(window_size, str) or len(window_size) != 2:
         raise RedblueError(f"window_size must be (left, right), -1 for no limit, got {window_size!r}")
-    left, right = (integer(f"window_size[{i}]", side) for i, side in enumerate(window_size))
+    left, right = (whole_number(f"window_size[{i}]", side, -math.inf) for i, side in enumerate(window_size))
     right = 0 if causal else right
     return bottom_right(left, right)
 

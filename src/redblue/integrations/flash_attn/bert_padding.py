@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from redblue.base.errors import RedblueError
-from redblue.integrations.flash_attn.arguments import integer
+from redblue.base.integers import whole_number
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
@@ -26,9 +26,7 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 
     The other rows are 0. Raises RedblueError, naming the argument, for indices of other types or out of range.
     """
-    rows = integer("first_axis_dim", first_axis_dim)
-    if not 0 <= rows < 2**62:
-        raise RedblueError(f"first_axis_dim must be a number of rows, got {str(rows)[:40]}")
+    rows = whole_number("first_axis_dim", first_axis_dim, 0)
     indices = _checked_indices("values", values, indices, rows)
     if len(indices) != len(values):
         raise RedblueError(f"indices must have one entry for each of {len(values)} rows, got {len(indices)}")
@@ -79,9 +77,7 @@ def unpad_input_for_concatenated_sequences(
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """A batch (batch, seqlen, ...) that holds packed rows at these indices of the flattened batch, and 0 elsewhere."""
-    batch, seqlen = integer("batch", batch), integer("seqlen", seqlen)
-    if batch < 0 or seqlen < 0:
-        raise RedblueError(f"batch and seqlen must be at least 0, got {batch} and {seqlen}")
+    batch, seqlen = whole_number("batch", batch, 0), whole_number("seqlen", seqlen, 0)
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.integrations.flash_attn.arguments import (
     check_heads,
     check_sinks,
     check_slopes,
     check_tensors,
-    integer,
     options_of,
 )
 from redblue.integrations.flash_attn.packing import Pages, numbers
@@ -63,8 +63,7 @@ def flash_attn_with_kvcache(
     """
     for name, flag in (("rotary_interleaved", rotary_interleaved), ("return_softmax_lse", return_softmax_lse)):
         check_flag(name, flag)
-    if integer("num_splits", num_splits) < 0:
-        raise RedblueError(f"num_splits must be at least 0, got {num_splits}")
+    whole_number("num_splits", num_splits, 0)
     check_tensors("(batch, n, heads, d)", q=q)
     check_slopes(alibi_slopes, q.shape[0], q.shape[2])
     check_sinks(s_aux, q.shape[2])
@@ -173,7 +172,7 @@ class Cache:
             return np.full(self.batch, capacity)
         if isinstance(cache_seqlens, Tensor) and cache_seqlens.dim():
             return numbers("cache_seqlens", cache_seqlens, self.batch)
-        return np.full(self.batch, integer("cache_seqlens", cache_seqlens))
+        return np.full(self.batch, whole_number("cache_seqlens", cache_seqlens, 0))
 
     def append(self, k: Tensor, v: Tensor, filled: np.ndarray) -> None:
         """Write k and v after the filled positions of their entries."""

@@ -6,19 +6,20 @@ read them with `inspect`; for the same reason, these functions have no decorator
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.integrations.flash_attn import packed, probabilities
 from redblue.integrations.flash_attn.arguments import (
     check_batches,
     check_slopes,
     check_tensors,
     draw_seed,
-    integer,
     options_of,
 )
 from redblue.integrations.flash_attn.batched import s_dmask
@@ -220,7 +221,7 @@ def _seed_of(dropout: float, rng_state: Any) -> int | None:
             "rng_state must be the forward pass's if dropout_p is above 0, got None: another state drops other "
             "probabilities"
         )
-    return integer("rng_state[0]", rng_state[0])
+    return whole_number("rng_state[0]", rng_state[0], -math.inf, math.inf)
 
 
 def _lse_of(q: Tensor, softmax_lse: Any) -> Tensor:

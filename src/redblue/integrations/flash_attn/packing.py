@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.integrations.flash_attn.arguments import integer
+from redblue.base.integers import whole_number
 from redblue.op.pages import table_of, whole_numbers
 from redblue.op.varlen import lengths_of, rows_of
 
@@ -29,7 +29,7 @@ def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
 
 def check_longest(name: str, max_seqlen: Any, lengths: np.ndarray) -> int:
     """`max_seqlen` as a number. Raises RedblueError if a sequence is longer."""
-    longest = integer(name, max_seqlen)
+    longest = whole_number(name, max_seqlen, 0)
     if len(lengths) and lengths.max() > longest:
         raise RedblueError(f"{name} must be at least the longest sequence, {lengths.max()}, got {longest}")
     return longest
