@@ -213,6 +213,24 @@ def test_phases_bind_where_memory_is_small():
     assert 0.8 < small[0].both_words / (4 * d**2 / share * n**2 / world) <= 1
 
 
+def test_phases_allow_a_process_to_begin_with_its_share():
+    """Two processes hold their tokens, and exchange their keys piece by piece, in a memory that this needs."""
+    n, d = 5984, 64
+    share, piece = 4 * n * d // 2, 2244 * 128
+    exchanged = 2 * n * d  # each process sends its k and v, and receives the other's
+    for work in ("balanced", "any"):
+        bounds = network_bounds(Problem(n, n, d), 2, words=share + piece, work=work)
+        assert max(bound.both_words for bound in bounds) <= exchanged
+
+
+def test_phases_deduct_every_output_that_one_process_may_hold():
+    """With balanced shares, outputs may have another home than their tokens."""
+    problem, words = Problem(2048, 2048, 512), 60_000
+    of = {shares: network_bounds(problem, 128, words, shares=shares) for shares in ("tokens", "balanced")}
+    tokens, balanced = (next(bound for bound in bounds if bound.name == "phases") for bounds in of.values())
+    assert balanced.both_words < tokens.both_words
+
+
 @examples(60)
 @given(problem=problems(), world=st.integers(1, 6), shares=st.sampled_from(["tokens", "balanced", "any"]))
 def test_weaker_assumptions_give_weaker_bounds(problem, world, shares):

@@ -259,20 +259,20 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
     """Bound the words by phases over one process's memory of `words` words; it holds for any distribution of work."""
     p, world, streams = case.problem, case.world_size, case.problem.streams
     d_row, d_key = (p.d_v, 0) if p.direction == "forward" else (p.d, p.d + p.d_v)
-    ends = streams * (
-        case.process.held_rows * d_row + case.process.held_keys * d_key
-    )  # outputs that end on one process
     outputs = streams * (case.process.rows * d_row + case.process.keys * d_key)
+    homes = {  # the most outputs that end on one process
+        "tokens": streams * (case.process.held_rows * d_row + case.process.held_keys * d_key),
+        "balanced": min(outputs, streams * case.process.held_words),
+        "any": outputs,
+    }[case.shares]
     xi, xi_v, gain = certified(p.direction)
     reach = ((p.d / xi) ** 2).clip(max=(p.d_v / xi_v) ** 2)
     usable = reach > words
     charges = (reach - words) * (case.pairs / (gain * reach) - world)
     total = max(0.0, float(charges[usable].max(initial=0.0)) - outputs) * (world > 1)
-    alone = (
-        phase_loads(p.direction, p.d, p.d_v, words, -(-case.pairs // world)) - ends
-        if case.shares != "any" and world > 1
-        else 0
-    )
+    # A process begins with up to M words, so its first phase saves no charges, unlike that of an empty cache.
+    charges_alone = phase_loads(p.direction, p.d, p.d_v, words, -(-case.pairs // world)) - words
+    alone = charges_alone - homes if case.shares != "any" and world > 1 else 0
     return _bound(
         "phases",
         total / 2,
