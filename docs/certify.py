@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 from joblib import Parallel, delayed
-from rich.progress import track
 from scipy.optimize import linprog
 
+from redblue.base.progress import progress_bar
 from redblue.bounds.phases import CONSUMERS, PhaseProblem, Point, Weights, certify, value
 from redblue.bounds.table import STORED, TABLE
 from redblue.problem import DIRECTIONS
@@ -154,9 +154,12 @@ def main() -> None:
             writer.writerow(
                 ["direction", "xi", "xi_v", *(["kept"] if path == STORED else []), *Weights._fields, "gain"]
             )
-            for cells in track(table, total=len(todo), description=f"certifying {path.name}"):
-                writer.writerow(cells or [])
-                file.flush()
+            kept = f"and written to {path.name}"
+            with progress_bar(f"certifying {path.name}", "rows", len(todo), kept) as move:
+                for done, cells in enumerate(table, 1):
+                    writer.writerow(cells or [])
+                    file.flush()
+                    move(done, len(todo))
 
 
 if __name__ == "__main__":
