@@ -162,7 +162,7 @@ def tables(rows: list[Row]) -> list[Table]:
 
 def findings(rows: list[Row]) -> list[str]:
     return [
-        f"At d = {d} and the boundary {BOUNDARIES[level]} (M = {row['M']:,}, regime {row['regime']}), "
+        f"At d = {d} and the boundary {BOUNDARIES[level]} (M = {row['M']:,}, regime `{row['regime']}`), "
         f"`{row['schedule']}` with tiles for {row['planned_for']} moves the fewest words: "
         f"{_per_pair(row, 'measured_words'):.2f} words per pair, which is "
         f"{row['measured_words'] / row['bound_words']:.2f} times the bound."

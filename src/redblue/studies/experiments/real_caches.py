@@ -143,7 +143,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
         axis=alt.Axis(values=[1, 1.5, 2, 3, 5], domain=False, ticks=False),
     )
     colours = alt.Scale(domain=names, range=list(COLOURS_OF_WAYS[-len(names) :]))
-    colour = alt.Color("ways:N", scale=colours, legend=alt.Legend(title="lines of a set", columns=6))
+    colour = alt.Color("ways:N", scale=colours, legend=alt.Legend(title="ways (lines of a set)", columns=6))
     # Aggregated, so that each panel has one rule, not one for each of its rows
     once = alt.Chart().transform_aggregate(rows="count()")
     assumed = once.mark_rule(style="faint", strokeDash=[4, 3]).encode(x=alt.datum(USABLE_SHARE))

@@ -144,8 +144,9 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"For {len(mixed)} of {len(pairs)} pairs of a machine and a head dimension, the boundaries of the machine are "
         f"in different regimes. So a regime belongs to one boundary, not to a machine.",
-        f"For {len(small)} of {len(wide)} pairs with d of 512 or more, M < d² at the memory nearest to the arithmetic "
-        f"units. There, Saha & Ye's theorem for small caches applies, and FlashAttention is not the best schedule.",
+        f"In {len(small)} of the {len(wide)} pairs with d of 512 or more, the memory nearest to the arithmetic units "
+        f"has M < d². There, Saha & Ye's theorem for small caches applies, and FlashAttention is not the best "
+        f"schedule.",
     ]
 
 
@@ -169,8 +170,8 @@ planner compares exact words. So near the capacity that divides two regimes, the
 neighbouring regime.
 
 *Each word once*: the plan moves at most 5 % more words than are needed to read every input and write every output once.
-The formulas of the theorems give fewer words than are needed (FlashAttention's formula holds for d ≤ M ≤ n d), so no
-theorem applies.
+No theorem applies there, because the formulas of the theorems give fewer words than are needed (FlashAttention's
+formula holds for d ≤ M ≤ n d).
 
 [heads](heads.md) shows the regimes of several heads that run at once.
 """,

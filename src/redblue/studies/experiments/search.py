@@ -150,8 +150,8 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"At {len(below)} of {len(family)} points, the search found fewer words than the best known schedule moves. "
         f"The best known schedule moves at most {ratio:.4f} times the words that the search found.",
-        f"For {len(proved)} of {len(solved)} of the smallest games, the solver proves the optimum. {tight} of these "
-        f"optima equal the lower bound, and {under} lie below it.",
+        f"The solver proves the optimum of {len(proved)} of the {len(solved)} smallest games. {tight} of these optima "
+        f"equal the lower bound, and {under} lie below the lower bound.",
     ]
 
 
@@ -167,10 +167,12 @@ EXPERIMENT = Experiment(
     method="""
 **Family of schedules.** A schedule of the family is a sequence of sweeps over all pairs. A sweep computes, recomputes
 or reads arrays of pairs (P, dP, dS), writes some of these arrays, and adds to outputs ("sum"). The outputs are `o` in
-the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X. In each
-sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache, whichever moves the fewest words. All other
-data are streamed. A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of
-sweeps. The fewest words of the search are compared with the words of the schedules of the
+the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X. P is not an
+input of the backward pass, so it is computed again. In each sweep, rows, keys, tiles of pairs or tiles of an output
+stay in the cache, whichever moves the fewest words. All other data are streamed.
+
+A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of sweeps. The fewest
+words of the search are compared with the words of the schedules of the
 [theory](../lab/theory.md#the-regimes-derived), as functions of x = d / √M. All words are at leading order, for d = d_v
 and large n and M. In the figure, lines are the known schedules, and circles are the fewest words of the search. If two
 orders of the same sweeps move equally many words, the search may return either, so rows of the table can overlap.

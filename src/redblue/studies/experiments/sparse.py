@@ -213,8 +213,8 @@ the mask ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward")
 The figure and the table show the schedule with the fewest words.
 
 - *Masks*: `window:4,3` is a sliding window of 4 keys to the left and 3 to the right. `random:0.1,{BLOCK}` has random
-  blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, `random:0.1,1` random pairs. The number after `butterfly` is
-  the edge of its blocks. No rule describes random pairs and blocks, so they need an index.
+  blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, and `random:0.1,1` has random pairs. The number after
+  `butterfly` is the edge of its blocks. No rule describes random pairs and blocks, so they need an index.
 - *Bound*: the best proved bound for this one mask. It is the largest of three bounds: the compulsory words, the phase
   bound from the number of the mask's pairs, and the phase bound from the number of pairs that a given number of the
   mask's rows and columns can cover ([theory](../lab/theory.md), Theorem 5).

@@ -72,9 +72,9 @@ Python's library. Each byte is one token. One document in ten is held out.
 
 **`curves`** trains a model with d_model 768, 12 heads of 64, learned positions and AdamW. All contenders have the same
 weights and batches. *Largest difference*: the largest difference at any step between the loss and the loss of the run
-with PyTorch's SDPA. Two more runs show how much rounding alone changes the loss, because both sum in other orders:
-PyTorch's SDPA on one thread, and PyTorch's unfused formula. `--full` takes fewer steps at longer n: 300 up to n 1,024,
-200 at 2,048, 60 at 4,096, 20 at 8,192.
+with PyTorch's SDPA. Two more runs use PyTorch's SDPA on one thread, and PyTorch's unfused formula. Both sum in other
+orders, so they show how much rounding alone changes the loss. `--full` takes fewer steps at longer n: 300 up to
+n 1,024, 200 at 2,048, 60 at 4,096, 20 at 8,192.
 
 **`steps`** times a step of one layer. The contenders take turns in one process, and a speed-up is the median over the
 rounds.
