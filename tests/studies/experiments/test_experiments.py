@@ -18,7 +18,7 @@ from redblue.lab.recount import recount
 from redblue.lab.sweep_family import TABLE
 from redblue.schedules import TooFewWords
 from redblue.studies import experiments
-from redblue.studies.experiments import gaps, gpu, heads, real_caches, regimes, runner, search, sparse
+from redblue.studies.experiments import gaps, gpu, heads, network, real_caches, regimes, runner, search, sparse
 from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
 from support.sweeps import Stop, stop_after
 
@@ -161,6 +161,19 @@ def test_heads_at_once_pay_up_to_H_fold_where_caches_are_large_and_sqrt_H_fold_w
         assert 0.85 * at_once < large[at_once] <= at_once
         assert small[at_once] == pytest.approx(at_once**0.5, rel=0.05)
     assert all(row["words_per_head"] >= row["bound_words"] for row in rows)
+
+
+def test_the_short_table_of_a_network_has_the_ratios_of_the_long_one():
+    short, long = network.tables(experiments.read(RESULTS, "network").rows)[:2]
+    ratios = {
+        (problem, name.strip("`"), head): cell
+        for problem, names, *cells in short.rows
+        for name in names.split(", ")
+        for head, cell in zip(short.columns[2:], cells, strict=True)
+        if cell != "-"
+    }
+    place = long.columns.index("words / bound for balanced work")
+    assert ratios == {(row[0], row[2].strip("`"), f"P = {row[1]}"): row[place] for row in long.rows}
 
 
 def test_each_boundary_has_a_regime_of_its_own():
