@@ -9,6 +9,8 @@ from typing import Any
 import altair as alt
 
 from benchmarks.common.gate import REDBLUE
+from benchmarks.common.looks import legend
+from benchmarks.common.machine import described
 from benchmarks.common.other_process import VLLM, ZENTORCH
 from benchmarks.common.results import Figure, Row
 from benchmarks.common.timing import spread
@@ -16,14 +18,15 @@ from benchmarks.cpu.paged.contenders import GATHERED, READS, TRANSFORMERS
 from redblue.base import charts
 from redblue.base.style import LOOKS
 
-LIBRARIES = {
+CONTENDERS = {
     REDBLUE: LOOKS["flash"],
     VLLM: LOOKS["small_cache"],
     ZENTORCH: LOOKS["flash1"],
     GATHERED: LOOKS["hybrid"],
-    TRANSFORMERS: LOOKS["naive"],
+    TRANSFORMERS: LOOKS["standard"],
 }
-WIDTH, STEP = 420, 22
+WIDTH, STEP = 420, 9
+TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 def tables(rows: Iterable[Row]) -> str:
@@ -81,25 +84,33 @@ def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
         {"case": f"{row.measure.split(', ')[1]}, {row.case}", "library": name, "share": a / b, "low": low, "high": high}
         for row in rows
         for name, values in row.rates.items()
-        if name in LIBRARIES
+        if name in CONTENDERS
         for a, b in [(spread(values).median, spread(row.rates[READS]).median)]
         for _, low, high in [spread([x / y for x, y in zip(values, row.rates[READS], strict=True)])]
     ]
     if not points:
         return
-    machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"
-    names = [name for name in LIBRARIES if any(point["library"] == name for point in points)]
-    looks = [LIBRARIES[name] for name in names]
-    legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=len(names))
-    colour = alt.Color("library:N", scale=alt.Scale(domain=names, range=[look.light for look in looks]), legend=legend)
-    shape = alt.Shape("library:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
-    y = alt.Y("case:N", title=None, sort=None, axis=alt.Axis(labelLimit=460))
-    base = alt.Chart(alt.Data(values=points))
-    chart = alt.layer(
-        alt.Chart(alt.Data(values=[{"share": 1}])).mark_rule(style="ink", strokeWidth=1.5).encode(x="share:Q"),
-        base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q", y=y, color=colour),
-        base.mark_point(filled=True, size=60, opacity=1).encode(
-            x=alt.X("share:Q", title="keys and values per second, over measured reads"), y=y, color=colour, shape=shape
+    drawn = {point["library"] for point in points}
+    looks = {name: look for name, look in CONTENDERS.items() if name in drawn}
+    colour, shape = legend("library", looks, len(looks))
+    lowest = max(tick for tick in TICKS if tick <= min(point["low"] for point in points) or tick == TICKS[0])
+    x = alt.X(
+        "share:Q",
+        title="keys and values per second, over measured reads (1: memory or cache at full speed)",
+        scale=alt.Scale(
+            type="log", domain=[lowest, max(1, *(point["high"] for point in points))], nice=False, clamp=True
         ),
-    ).properties(width=WIDTH, height=alt.Step(STEP), title=alt.TitleParams(machine, anchor="start", dy=-8))
+        axis=alt.Axis(values=[tick for tick in TICKS if tick >= lowest], format="~g"),
+    )
+    y = alt.Y("case:N", title=None, sort=None, axis=alt.Axis(labelLimit=460))
+    base = alt.Chart(alt.Data(values=points)).encode(yOffset=alt.YOffset("library:N", sort=list(looks)))
+    chart = alt.layer(
+        alt.Chart(alt.Data(values=[{"share": 1}])).mark_rule(style="ink", strokeWidth=1.5).encode(x=x),
+        base.mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q", y=y, color=colour),
+        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
+    ).properties(
+        width=WIDTH,
+        height=alt.Step(STEP, **{"for": "offset"}),
+        title=alt.TitleParams(described(facts), anchor="start", dy=-8),
+    )
     charts.write(chart.to_dict(), path, force=True)
