@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from math import inf
@@ -61,6 +61,24 @@ def finish(
             done[index] = result
             progress(len(done), size)
     return done
+
+
+def run_all(
+    tasks: Sequence[Callable[[], R]],
+    jobs: int | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[R]:
+    """Call each of `tasks`, and return their results in the same order. jobs, progress: as for `finish`.
+
+    The backend must be able to pickle the tasks and their results.
+    """
+    done: dict[int, R] = {}
+    finish(_call, tasks.__getitem__, len(tasks), done, jobs, lambda index, result: None, progress)
+    return [done[index] for index in range(len(tasks))]
+
+
+def _call(task: Callable[[], R]) -> R:
+    return task()
 
 
 def _evaluate_indexed(evaluate: Callable[[P], R], index: int, point: P) -> tuple[int, R]:

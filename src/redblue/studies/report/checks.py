@@ -43,10 +43,11 @@ class Check:
         return not self.failure
 
 
-def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
-    """Check every schedule on every kind of problem for which a plan chose it, at the boundary of largest d / sqrt(M).
+def chosen(plans: Iterable[tuple[str, Plan]]) -> Iterator[tuple[str, Problem, int, str]]:
+    """Yield the arguments of `run` for every schedule on every kind of problem for which a plan chose it.
 
-    plans: (label, plan); the label names the shape.
+    A schedule that several boundaries chose is checked at the boundary of largest d / sqrt(M). plans: (label, plan);
+    the label names the shape.
     """
     tightest: dict[tuple[str, Problem], tuple[float, str]] = {}
     for label, plan in plans:
@@ -59,7 +60,7 @@ def checks(plans: Iterable[tuple[str, Plan]]) -> Iterator[Check]:
                 )
                 tightest[key] = max(position, tightest.get(key, position), key=lambda place: place[0])
     for (schedule, problem), (x, place) in tightest.items():
-        yield run(schedule, problem, _capacity(schedule, problem, round((problem.d / x) ** 2)), place)
+        yield schedule, problem, _capacity(schedule, problem, round((problem.d / x) ** 2)), place
 
 
 def small(problem: Problem) -> Problem:

@@ -6,9 +6,11 @@ import datetime
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from redblue.base.errors import RedblueError
+from redblue.base.parallel import run_all
 from redblue.base.style import REGIMES
 from redblue.base.version import __version__
 from redblue.catalogue.clusters import Cluster
@@ -17,8 +19,10 @@ from redblue.catalogue.models import Layers, Model
 from redblue.lab.planner import plan
 from redblue.lab.plans import LevelPlan, Plan, describe
 from redblue.problem import Problem
+from redblue.schedules import SCHEDULES, is_users
 from redblue.studies.experiments.result import Result
-from redblue.studies.report.checks import Check, checks
+from redblue.studies.report import checks
+from redblue.studies.report.checks import Check
 from redblue.studies.report.curves import Curve, curve, curve_key
 from redblue.studies.report.measured import Measured, Run, measured, this_machine_among
 
@@ -157,21 +161,26 @@ def collect(
         machines += [machine] if machine not in machines else []
     model_layers = [(model, layers) for model in models for layers in model]
     this_machine = this_machine_among(machines) if measure else None
-    total = len(model_layers) * (2 if this_machine else 1) + 1
-    curves: dict[Problem, Curve] = {}
-    shapes = []
-    for done, (model, layers) in enumerate(model_layers):
-        report_progress(done, total, f"{model.name}, {layers.name}")
-        key = curve_key(layers.problem)
-        if key not in curves:
-            curves[key] = curve(key, [_machine_of(machine) for machine in machines])
-        shapes.append(Shape(model, layers, tuple(plan(layers.problem, machine) for machine in machines), curves[key]))
-    report_progress(len(model_layers), total, "running the chosen schedules on numbers")
-    verdicts = tuple(checks((shape.label, plan) for shape in shapes for plan in shape.plans))
+    total = len(model_layers) * (2 if this_machine else 1) + 2
+    run = partial(run_all, jobs=1 if any(map(is_users, SCHEDULES)) else None)  # workers lack the schedules of a user
+    report_progress(0, total, "computing the curves")
+    keys = list(dict.fromkeys(curve_key(layers.problem) for _, layers in model_layers))
+    of_key = dict(zip(keys, run([partial(curve, key, list(map(_machine_of, machines))) for key in keys]), strict=True))
+    all_plans = run(
+        [partial(_plans, layers.problem, machines) for _, layers in model_layers],
+        progress=lambda done, _: report_progress(1 + done, total, "planning"),
+    )
+    shapes = [
+        Shape(model, layers, plans, of_key[curve_key(layers.problem)])
+        for (model, layers), plans in zip(model_layers, all_plans, strict=True)
+    ]
+    report_progress(len(model_layers) + 1, total, "running the chosen schedules on numbers")
+    cases = checks.chosen((shape.label, plan) for shape in shapes for plan in shape.plans)
+    verdicts = run([partial(checks.run, *case) for case in cases])
     runs: dict[Problem, Run] = {}
     measurements: list[Measured] = []
     if this_machine is not None:
-        for done, shape in enumerate(shapes, len(model_layers) + 1):
+        for done, shape in enumerate(shapes, len(model_layers) + 2):
             report_progress(done, total, f"measuring {shape.label} on this machine")
             measurements.append(measured(shape.label, shape.problem, this_machine, runs))
     report_progress(total, total, "done")
@@ -179,13 +188,17 @@ def collect(
         tuple(models),
         tuple(machines),
         tuple(shapes),
-        verdicts,
+        tuple(verdicts),
         command or _command(models, memories, measure),
         datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
         __version__,
         tuple(measurements),
         tuple(results),
     )
+
+
+def _plans(problem: Problem, machines: Sequence[Memory | Cluster]) -> tuple[Plan, ...]:
+    return tuple(plan(problem, machine) for machine in machines)
 
 
 def _devices(machine: Memory | Cluster) -> tuple[Memory, ...]:

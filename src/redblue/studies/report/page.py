@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import vl_convert
 
 from redblue.base import style
 from redblue.base.files import Target, check_target
+from redblue.base.parallel import run_all
 from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
 from redblue.lab.text import mask_text, shape_text
 from redblue.studies.experiments.result import Result
 from redblue.studies.experiments.terminal import plain
 from redblue.studies.report import figures
 from redblue.studies.report.checks import TOLERANCE
+from redblue.studies.report.curves import Curve
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import RUN_SECONDS
 from redblue.studies.report.terminal import measured_verdict, share, times, verdict
@@ -28,9 +30,10 @@ MARK = b"<!doctype html>\n<!-- redblue report -->"  # every page begins so
 def render(report: Report) -> str:
     """Render the page as HTML."""
     curves = report.curves
+    drawn = run_all([*(partial(_words, curve) for curve in curves), *(partial(_responsive, x) for x in report.results)])
     charts = {
-        "figures": [figures.words_figure(curve).to_dict(validate=False) | {"config": {}} for curve in curves],
-        "results": {result.experiment: _responsive(result) for result in report.results},
+        "figures": drawn[: len(curves)],
+        "results": dict(zip((result.experiment for result in report.results), drawn[len(curves) :], strict=True)),
         "themes": {scheme: style.config(scheme) for scheme in style.COLOURS},
     }
     return _template().render(
@@ -44,8 +47,13 @@ def render(report: Report) -> str:
     )
 
 
+def _words(curve: Curve) -> dict[str, Any]:
+    """The figure of a curve, without the configuration that the page sets by its colour scheme."""
+    return figures.words_figure(curve).to_dict(validate=False) | {"config": {}}
+
+
 def _responsive(result: Result) -> dict[str, Any]:
-    """The figure of an experiment's result, without the configuration that the page sets by its colour scheme."""
+    """The same for the figure of an experiment's result."""
     return result.about.figure(result.rows).to_dict(validate=False) | {"config": {}}
 
 
