@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.kernels.options import PackedArguments
+from redblue.kernels.options import ARRAYS, PackedArguments
 from redblue.masks import Mask
-from redblue.masks.numbers import whole
+from redblue.masks.numbers import int64_array
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_flag
@@ -88,28 +88,30 @@ class PackedCall(NamedTuple):
 
 
 def packed_calls(
-    lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any], apart: bool = False
+    lengths: np.ndarray, key_lengths: np.ndarray, options: Mapping[str, Any], separate: bool = False
 ) -> list[PackedCall]:
-    """The calls of `attention` that compute packed sequences of these lengths: one, unless alibi needs several.
+    """The calls of `attention` that compute packed sequences of these lengths: one, unless an option needs several.
 
-    options: the options of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a
-    different seed, so that dropout differs between sequences. apart: one call for each sequence.
+    Options whose arrays depend on positions, such as alibi, need them: see `_aligned`.
+
+    options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a
+    different seed, so that dropout differs between sequences. separate: one call for each sequence.
     """
-    alibi, mask, seed = options.get("alibi"), options.get("mask"), options.get("seed")
-    if alibi is None and not apart:
+    mask, seed = options.get("mask"), options.get("seed")
+    by_position = [name for name, rules in ARRAYS.items() if rules.by_position and options.get(name) is not None]
+    if not by_position and not separate:
         together = mask if len(lengths) == 1 else documents(lengths, key_lengths, mask)
         queries, keys = slice(0, int(lengths.sum())), slice(0, int(key_lengths.sum()))
         return [PackedCall(queries, keys, {**options, "mask": together})]
-    own_slopes = _row_per_sequence(alibi, len(lengths))
-    groups = _aligned(lengths, key_lengths, apart or own_slopes is not None)
+    of_sequences = [name for name in by_position if _row_per_sequence(name, options[name], len(lengths))]
+    groups = _aligned(lengths, key_lengths, separate or bool(of_sequences))
     starts, key_starts = (np.append(0, np.cumsum(x)) for x in (lengths, key_lengths))
     calls = []
     for i, (first, end) in enumerate(groups):
         own: dict[str, Any] = dict(options)
         single = end - first == 1
         own["mask"] = mask if single else documents(lengths[first:end], key_lengths[first:end], mask)
-        if own_slopes is not None:
-            own["alibi"] = own_slopes[first]
+        own.update({name: options[name][first] for name in of_sequences})
         if i and isinstance(seed, (int, np.integer)):  # the call refuses any other seed
             own["seed"] = int(seed) + i
         queries = slice(int(starts[first]), int(starts[end]))
@@ -132,28 +134,30 @@ def _documents(lengths: bytes, key_lengths: bytes, within: Mask | None) -> Mask:
     return Mask.documents(np.frombuffer(lengths, np.int64), np.frombuffer(key_lengths, np.int64), within=within)
 
 
-def _row_per_sequence(alibi: Any, sequences: int) -> Any:
-    """The slopes if they are (sequences, H) for several sequences; else None."""
-    shape = tuple(getattr(alibi, "shape", ()))
+def _row_per_sequence(name: str, x: Any, sequences: int) -> bool:
+    """Whether an option's array is (sequences, H) for several sequences, and not (H,) or (1, H) for all of them."""
+    shape = tuple(getattr(x, "shape", ()))
     if len(shape) != 2 or shape[0] == 1:
-        return None
+        return False
     if shape[0] != sequences:
-        raise RedblueError(f"alibi must be (heads,) or (sequences, heads), of {sequences} sequences, got shape {shape}")
-    return alibi
+        raise RedblueError(
+            f"{name} must be (heads,) or (sequences, heads), of {sequences} sequences, got shape {shape}"
+        )
+    return True
 
 
-def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, apart: bool) -> list[tuple[int, int]]:
-    """(first, end) of groups of consecutive sequences in which the kernel computes the right distances for alibi.
+def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, separate: bool) -> list[tuple[int, int]]:
+    """(first, end) of groups of consecutive sequences in which the kernel computes the right distances.
 
     The kernel aligns the last query of its array with its last key. This also aligns the last query of a sequence with
-    the sequence's last key if as many queries as keys follow the sequence. apart: one group for each sequence.
+    the sequence's last key if as many queries as keys follow the sequence. separate: one group for each sequence.
     """
     shifts = np.cumsum(key_lengths - lengths)  # the position of a sequence's last key, minus that of its last query
     has_pairs = (lengths > 0) & (key_lengths > 0)
     groups: list[tuple[int, int]] = []
     first, shift = 0, None  # first sequence of the current group, and the shift of its sequences with pairs
     for i in range(len(lengths)):
-        if i > first and (apart or shift not in (None, shifts[i])):
+        if i > first and (separate or shift not in (None, shifts[i])):
             groups.append((first, i))
             first, shift = i, None
         if has_pairs[i]:
@@ -186,7 +190,7 @@ def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
-    starts = whole(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
+    starts = int64_array(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
     lengths = lengths_of(name, starts)
     if starts[-1] != total:
         raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
