@@ -69,17 +69,23 @@ def merged(path: Path, rows: list[Row]) -> list[Row]:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Read a file that `write` wrote: (about, rows)."""
-    about = json.loads(path.read_text(encoding="utf-8"))
-    rows = []
-    for kept in about.pop("rows"):
-        kept.pop("medians", None)
-        figures = [
-            Figure(**figure | {"value": Spread(*figure["value"]), "limit": Limit(*figure["limit"])})
-            for figure in kept.pop("figures")
-        ]
-        rows.append(Row(**kept, figures=figures))
-    return about, rows
+    """Read a file that `write` wrote: (about, rows). Ends the program with an error if the file holds no results."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        return about, [_row(kept) for kept in about.pop("rows")]
+    except OSError as error:
+        raise SystemExit(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SystemExit(f"{path} holds no results of a benchmark ({type(error).__name__}: {error})") from None
+
+
+def _row(kept: dict[str, Any]) -> Row:
+    kept.pop("medians", None)
+    figures = [
+        Figure(**figure | {"value": Spread(*figure["value"]), "limit": Limit(*figure["limit"])})
+        for figure in kept.pop("figures")
+    ]
+    return Row(**kept, figures=figures)
 
 
 def _kept(row: Row) -> dict[str, Any]:

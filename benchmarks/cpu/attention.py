@@ -8,20 +8,19 @@ cores. It writes docs/results/operator.json and operator.svg. Ctrl-C ends the ru
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.failures import Red
+from benchmarks.common.machine import described, facts_of_run, versions
+from benchmarks.common.options import QUICK, add_rounds, at_least, console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Row, read, write
 from benchmarks.common.timing import THREADS, spread
@@ -30,22 +29,24 @@ from benchmarks.cpu.measures import Bench, Measure, measures
 from redblue.base.progress import INTERRUPTED, progress_bar
 from redblue.base.terminal import table
 from redblue.catalogue.detect import detect_cpu
-from redblue.compiled import _core
 
 KEPT = RESULTS / "operator.json"
 PACKAGES = ("redblue", "torch", "onnxruntime", "openvino", "numpy")
 BUSY_LOAD = 0.5  # load average of the minute before the start
-PAGE_WIDTH = 132  # of output that does not go to a terminal
 WIDE_SPREAD = 0.1  # relative distance of the quartiles of a ratio
 
 
 def arguments(names: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", help=f"only these measures, comma-separated: {', '.join(names)}")
-    parser.add_argument("--d", help="only these head dimensions, comma-separated, in measures that have several")
+    parser.add_argument(
+        "--d",
+        type=numbers,
+        default=(),
+        help="only these head dimensions, comma-separated, in measures that have several",
+    )
     parser.add_argument("--quick", action="store_true", help="3 short rounds, to test that the benchmark works")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="time of each contender in each round (%(default)s)")
+    add_rounds(parser, 15, 0.1)
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--check", action="store_true", help="only check results against float64")
     parser.add_argument("--json", type=Path, help=f"file for the results (default: {KEPT.name} if the run is whole)")
@@ -53,33 +54,27 @@ def arguments(names: Sequence[str]) -> argparse.Namespace:
         "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
     )
     options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.seconds = 3, 0.03
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    vars(options).update(QUICK if options.quick else {})
     options.only = options.only.split(",") if options.only else []
     for name in options.only:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
-    options.d = {int(d) for d in options.d.split(",")} if options.d else set()
     return options
 
 
-def about(bench: Bench, load: float) -> dict[str, Any]:
+def numbers(text: str) -> set[int]:
+    return {at_least(1)(part) for part in text.split(",")}
+
+
+def about(rounds: int, seconds: float, load: float) -> dict[str, Any]:
     """The date, machine and settings of the run."""
-    versions = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
-    versions = {name: versions.get(name, "not installed") for name in PACKAGES}
-    return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "cpu": detect_cpu().model,
-        "cores": detect_cpu().cores,
-        "isa": _core.choose_isa().name,
-        "threads": THREADS,
-        "rounds": bench.rounds,
-        "seconds_per_turn": bench.seconds,
-        "load_before": round(load, 2),
-        "versions": {"python": platform.python_version()} | versions,
-    }
+    return facts_of_run(
+        cores=detect_cpu().cores,
+        rounds=rounds,
+        seconds_per_turn=seconds,
+        load_before=round(load, 2),
+        versions={"python": platform.python_version()} | versions(PACKAGES),
+    )
 
 
 def checked_and_run(chosen: list[Measure], bench: Bench, only_check: bool) -> tuple[list[Row], bool]:
@@ -141,20 +136,18 @@ def rates(rows: list[Row]) -> Table:
 
 
 def show(facts: dict[str, Any], rows: list[Row]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
-    console.print(verdicts(rows), rates(rows))
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    console.print(
-        f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date']}; {versions}", style="dim"
-    )
+    out = console()
+    out.print(verdicts(rows), rates(rows))
+    libraries = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    out.print(f"{described(facts)}; {libraries}", style="dim")
     if facts["load_before"] > BUSY_LOAD:
-        console.print(f"The machine was busy (load {facts['load_before']}): measure again.", style="yellow")
+        out.print(f"The machine was busy (load {facts['load_before']}): measure again.", style="yellow")
     wide = [row for row in rows if any(each.value.high > (1 + WIDE_SPREAD) * each.value.low for each in row.figures)]
     if wide:
         names = "; ".join(f"{row.measure}, {row.case}" for row in wide)
-        console.print(f"Quartiles more than {WIDE_SPREAD:.0%} apart: {names}", style="yellow")
+        out.print(f"Quartiles more than {WIDE_SPREAD:.0%} apart: {names}", style="yellow")
     if not facts["complete"]:
-        console.print("The run was interrupted: some measures are missing.", style="yellow")
+        out.print("The run was interrupted: some measures are missing.", style="yellow")
 
 
 def main() -> None:
@@ -176,7 +169,7 @@ def main() -> None:
         sys.exit(f"wrong result, so nothing is timed: {red}")
     if options.check:
         return
-    facts = about(bench, load) | {"complete": complete, "errors": bench.errors}
+    facts = about(bench.rounds, bench.seconds, load) | {"complete": complete, "errors": bench.errors}
     whole = complete and not (options.only or options.d or options.quick or options.alone)
     path = options.json or (KEPT if whole else None)
     show(facts, rows)

@@ -20,6 +20,10 @@ FLOPS = {"forward": 4, "backward": 10, "training": 14}  # per pair of a query an
 Run = Callable[[], "list[torch.Tensor]"]
 
 
+def short_name(dtype: torch.dtype) -> str:
+    return SHORT[str(dtype).removeprefix("torch.")]
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of attention, on one batch. direction: "forward", "backward", or "training", which is both passes."""

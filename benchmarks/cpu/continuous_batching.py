@@ -1,7 +1,5 @@
 """Time generation with continuous batching in transformers: redblue compared with transformers' paged attention.
 
-Usage: python -m benchmarks.cpu.continuous_batching [--rounds 3] [--only TEXT] [--most TOKENS] [--json PATH]
-
 The peer is transformers' "sdpa" (once "paged|sdpa"): it gathers keys and values and builds a dense mask. Models have
 random weights and the heads of published models, with fewer layers and a smaller vocabulary. Requests have contexts of
 1k to 8k tokens; their prompts are computed once before the rounds and stay in the cache, so that a round times the
@@ -11,10 +9,8 @@ attention. The file is written after every row.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
-import datetime
 import itertools
 import logging
 from functools import partial
@@ -24,15 +20,16 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import add_rounds, at_least, chosen, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, write
-from benchmarks.common.timing import THREADS, race, ratio
-from benchmarks.cpu.calls import SHORT
-from redblue.catalogue.detect import detect_cpu
+from benchmarks.common.timing import THREADS, race, ratio, spread
+from benchmarks.cpu.calls import short_name
 from redblue.integrations.transformers import register
-from redblue.kernels.cpu.call import isa
 
-PEER, OURS = "sdpa", "redblue"
+KEPT = RESULTS / "continuous_batching.json"
+PEER, OURS = "sdpa", "redblue"  # names of attention in transformers
 REQUESTS = (8, 16)
 NEW_TOKENS, CHECKED_TOKENS = 24, 12  # per request, for timing and for the check
 CHECKED_PROMPTS = (300, 17, 256, 600, 1, 90, 333, 513)
@@ -150,36 +147,31 @@ def measure(title: str, dtype: torch.dtype, requests: int, most: int, rounds: in
         rates = race({name: partial(speed, manager, inputs) for name, manager in managers.items()}, rounds)
     case = f"{title}, {requests} requests of {min(map(len, inputs)):,} to {max(map(len, inputs)):,} tokens"
     figure = Figure(f"{OURS} over {PEER}", ratio(rates, OURS, PEER), Limit(2.0))
-    return Row(SHORT[str(dtype).removeprefix("torch.")], case, [figure], rates, unit="tokens/s")
+    return Row(short_name(dtype), case, [figure], rates, unit="tokens/s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="measure only models whose name holds this text")
-    parser.add_argument(
-        "--most", type=int, default=8192, help="tokens of the longest prompt; the shortest has an eighth"
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS / "continuous_batching.json")
+    parser = parser_of(__doc__)
+    add_rounds(parser, 3)
+    parser.add_argument("--only", default="", help="measure only models whose name contains this text")
+    most = "tokens of the longest prompt (%(default)s); the shortest has an eighth of them"
+    parser.add_argument("--most", type=at_least(8 * PAGE), default=8192, help=most)
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
     options = parser.parse_args()
-    if options.most < 8 * PAGE:
-        parser.error(f"--most must be at least {8 * PAGE}, got {options.most}")
+    titles = chosen(parser, options.only, SHAPES)
     torch.set_num_threads(THREADS)
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     register()
-    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
-    about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
+    about = facts_of_run(torch=torch.__version__, transformers=transformers.__version__)
     rows: list[Row] = []
-    for title in SHAPES:
-        if options.only not in title:
-            continue
+    for title in titles:
         for dtype in (torch.float32, torch.bfloat16):
             models = made(title, dtype)
             check(title, models)
             for requests in REQUESTS:
                 rows.append(measure(title, dtype, requests, options.most, options.rounds, models))
-                medians = {name: sorted(rates)[len(rates) // 2] for name, rates in rows[-1].rates.items()}
+                medians = {name: spread(rates).median for name, rates in rows[-1].rates.items()}
                 shown = ", ".join(f"{name} {rate:.1f} tokens/s" for name, rate in medians.items())
                 print(
                     f"{rows[-1].case}, {rows[-1].measure}: {rows[-1].figures[0].value.median:.2f} x ({shown})",

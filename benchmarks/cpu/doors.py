@@ -1,7 +1,5 @@
 """Time the interfaces of other libraries to redblue, compared with its own function, at three sizes on this CPU.
 
-Usage: python -m benchmarks.cpu.doors [--rounds 61] [--only TEXT] [--json PATH]
-
 The sizes are tiny, BERT's, and large. Every interface ("door") gets the same numbers in its own layout. Its output is
 compared with the output of redblue's own function before anything is timed. Packed sequences are compared with
 `attention_varlen`, all others with `attention`. Figures are the speed of the door over the speed of redblue's own
@@ -10,8 +8,6 @@ function, and the microseconds that the door adds. Rows of --json that are not m
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,13 +21,14 @@ from torch.nn.attention.flex_attention import create_block_mask  # pyright: igno
 from torch.nn.attention.varlen import varlen_attn  # pyright: ignore[reportMissingImports]
 
 import redblue as rb
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import add_rounds, chosen, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
 from benchmarks.common.timing import THREADS, race, rate, ratio, shown_ratio, spread
-from redblue.catalogue.detect import detect_cpu
 from redblue.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
-from redblue.kernels.cpu.call import isa
 
+KEPT = RESULTS / "doors.json"
 MIN_RATIO = 0.97  # of the speed of redblue's own function, at the size of BERT
 SECONDS = 0.02  # of each contender in each round: short, because the host changes its speed within a second
 DIRECTIONS = ("forward", "training")
@@ -65,20 +62,21 @@ SHAPES = {
     "causal, 16 heads, n 2048": Shape(1, 2048, 16, 64, causal=True, limit=None),
 }
 OWN, OWN_VARLEN = "attention", "attention_varlen"
-Call = Callable[..., torch.Tensor]  # takes q, k, v (batch, n, heads, d) and returns as many numbers in the same order
+# A function of q, k, v (batch, n, heads, d). Its output has the order of (batch, n, heads, d), in any shape.
+Attend = Callable[..., torch.Tensor]
 
 
-def heads_first(attend: Callable[..., torch.Tensor], **options: Any) -> Call:
-    """A call of a function of (batch, heads, n, d)."""
+def heads_first(attend: Callable[..., torch.Tensor], **options: Any) -> Attend:
+    """The given function of arrays (batch, heads, n, d), with these options."""
     return lambda *tensors: attend(*(x.transpose(1, 2) for x in tensors), **options).transpose(1, 2)
 
 
-def packed(attend: Callable[..., Any], *arguments: Any, **options: Any) -> Call:
-    """A call of a function of packed sequences (total, heads, d)."""
+def packed(attend: Callable[..., Any], *arguments: Any, **options: Any) -> Attend:
+    """The given function of packed sequences (total, heads, d), with these arguments."""
     return lambda *tensors: attend(*(x.flatten(0, 1) for x in tensors), *arguments, **options)
 
 
-def own_calls(shape: Shape) -> dict[str, Call]:
+def own_calls(shape: Shape) -> dict[str, Attend]:
     """redblue's own calls, by name."""
     mask = rb.Mask.causal() if shape.causal else None
     return {
@@ -87,7 +85,7 @@ def own_calls(shape: Shape) -> dict[str, Call]:
     }
 
 
-def doors(shape: Shape) -> dict[str, tuple[str, Call]]:
+def doors(shape: Shape) -> dict[str, tuple[str, Attend]]:
     """From the name of a door to the name of the own call that it is compared with, and its call."""
     starts, n = shape.starts, shape.n
     block_mask: Any = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, "cpu") if shape.causal else None
@@ -118,7 +116,7 @@ def opened() -> Iterator[None]:
         yield
 
 
-def run(call: Call, tensors: list[torch.Tensor], direction: str) -> list[torch.Tensor]:
+def run(call: Attend, tensors: list[torch.Tensor], direction: str) -> list[torch.Tensor]:
     """The output and, in training, the gradients of its sum."""
     if direction == DIRECTIONS[0]:
         with torch.no_grad():
@@ -166,23 +164,16 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=61)
-    parser.add_argument("--only", default="", help="measure only sizes whose name holds this text")
-    parser.add_argument("--json", type=Path, default=RESULTS / "doors.json")
+    parser = parser_of(__doc__)
+    add_rounds(parser, 61)
+    parser.add_argument("--only", default="", help="measure only sizes whose name contains this text")
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
     options = parser.parse_args()
+    sizes = chosen(parser, options.only, SHAPES)
     torch.set_num_threads(THREADS)
-    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
-    about |= {"cpu": detect_cpu().model, "torch": torch.__version__}
     with opened():
-        rows = [
-            row
-            for title in SHAPES
-            if options.only in title
-            for direction in DIRECTIONS
-            for row in measure(title, direction, options.rounds)
-        ]
-    write(options.json, about, merged(options.json, rows))
+        rows = [row for title in sizes for direction in DIRECTIONS for row in measure(title, direction, options.rounds)]
+    write(options.json, facts_of_run(torch=torch.__version__), merged(options.json, rows))
     print(table(read(options.json)[1]))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import altair as alt
 
 from benchmarks.common.gate import REDBLUE
+from benchmarks.common.looks import legend
+from benchmarks.common.machine import described
 from benchmarks.common.results import Row
 from benchmarks.common.timing import spread
 from benchmarks.cpu.measures import PEAK
@@ -15,7 +17,7 @@ from benchmarks.cpu.peers import ONNXRUNTIME, OPENVINO, PYTORCH
 from redblue.base import charts
 from redblue.base.style import LOOKS
 
-LIBRARIES = {
+CONTENDERS = {
     REDBLUE: LOOKS["flash"],
     ONNXRUNTIME: LOOKS["small_cache"],
     OPENVINO: LOOKS["flash1"],
@@ -31,8 +33,7 @@ def draw(facts: dict[str, Any], rows: list[Row], path: Path) -> None:
     panels = [chart for chart in panels if chart]
     if not panels:
         return
-    machine = f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, {facts['date'][:10]}"
-    title = f"{machine}; 4 heads, n = 2048; plots end at the measured peak"
+    title = f"{described(facts)}; 4 heads, n = 2048; plots end at the measured peak"
     chart = alt.concat(*panels, columns=2, spacing=36).properties(title=alt.TitleParams(title, anchor="start", dy=-8))
     charts.write(chart.to_dict(), path, force=True)
 
@@ -47,13 +48,10 @@ def panel(title: str, rows: list[Row]) -> alt.LayerChart | alt.FacetChart | None
         {"d": row.parameters["d"], "library": name, "median": middle, "low": low, "high": high}
         for row in rows
         for name, values in row.rates.items()
-        if name in LIBRARIES
+        if name in CONTENDERS
         for middle, low, high in [spread(values)]
     ]
-    legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)
-    names, looks = list(LIBRARIES), LIBRARIES.values()
-    colour = alt.Color("library:N", scale=alt.Scale(domain=names, range=[look.light for look in looks]), legend=legend)
-    shape = alt.Shape("library:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
+    colour, shape = legend("library", CONTENDERS, 4)
     x = alt.X("d:O", title="d", axis=alt.Axis(labelAngle=0))
     y = alt.Y("median:Q", title="GFLOP/s", scale=alt.Scale(domain=[0, peak], nice=False), axis=alt.Axis(tickCount=6))
     base = alt.Chart(alt.Data(values=points))

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,19 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.failures import Red
-from benchmarks.common.gate import MAX_OURS, relative_errors, within
+from benchmarks.common.gate import MAX_OURS, REDBLUE, relative_errors, within
+from benchmarks.common.machine import versions
+from benchmarks.common.options import QUICK, add_rounds, chosen, parser_of
 from benchmarks.common.results import Figure, Limit, Row, merged, write
 from benchmarks.common.timing import THREADS, race, rate, ratio
 from benchmarks.cpu.attention import about, show
+from benchmarks.cpu.calls import FLOPS
 from benchmarks.cpu.in_jax import compiled, finished
-from benchmarks.cpu.measures import Bench
+from benchmarks.cpu.peers import JAX
+from redblue.base.progress import INTERRUPTED
 from redblue.jax import dot_product_attention
 from redblue.lab import reference
 
-REDBLUE, JAX = "redblue", "JAX"
 CONTENDERS = {REDBLUE: dot_product_attention, JAX: jax.nn.dot_product_attention}
 DIRECTIONS = "forward", "forward and backward"
 MIN_RATIO = 1.0  # redblue must not be slower
@@ -75,8 +76,8 @@ class Case:
 
     def flops(self, direction: str) -> int:
         """FLOPs of two products forward and five backward, with a full mask."""
-        products = 4 if direction == DIRECTIONS[0] else 14
-        return products * self.batch * self.heads * self.n_q * self.n_k * self.d
+        per_pair = FLOPS["forward" if direction == DIRECTIONS[0] else "training"]
+        return per_pair * self.batch * self.heads * self.n_q * self.n_k * self.d
 
 
 CASES = (
@@ -118,36 +119,30 @@ def check(case: Case) -> None:
             raise Red(f"{case.title}, {direction}: errors {errors[REDBLUE]}, errors of JAX {errors[JAX]}")
 
 
-def run(case: Case, direction: str, bench: Bench) -> Row:
+def run(case: Case, direction: str, rounds: int, seconds: float) -> Row:
     """Time both contenders in turns."""
     inputs = [jnp.asarray(x) for x in case.arrays()]
     flops = case.flops(direction) / 1e9
     measured = {
-        name: partial(rate, partial(finished, call, inputs), flops, bench.seconds)
+        name: partial(rate, partial(finished, call, inputs), flops, seconds)
         for name, call in runs(case, direction).items()
     }
-    rates = race(measured, bench.rounds)
+    rates = race(measured, rounds)
     figures = [Figure("redblue over JAX", ratio(rates, REDBLUE, JAX), Limit(must=MIN_RATIO))]
     return Row("JAX", f"{case.title}, {direction}", figures, rates)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="3 short rounds, to test that the benchmark works")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="time of each contender in each round (%(default)s)")
+    add_rounds(parser, 15, 0.1)
     parser.add_argument("--check", action="store_true", help="only check results against float64")
-    parser.add_argument("--only", help="only the case of this title, or those whose title contains it")
+    parser.add_argument("--only", default="", help="only the case of this title, or those whose title contains it")
     parser.add_argument("--json", type=Path, help="file for the results; other rows of it stay")
     options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.seconds = 3, 0.03
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    vars(options).update(QUICK if options.quick else {})
     named = [case for case in CASES if case.title == options.only]
-    options.cases = named or [case for case in CASES if (options.only or "") in case.title]
-    if not options.cases:
-        parser.error(f"--only: no title contains {options.only!r}: {'; '.join(case.title for case in CASES)}")
+    options.cases = named or chosen(parser, options.only, CASES, lambda case: case.title)
     return options
 
 
@@ -156,26 +151,25 @@ def main() -> None:
     load = os.getloadavg()[0]
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # before XLA creates its threads, one per CPU
     torch.set_num_threads(THREADS)  # redblue uses this number of threads if PyTorch is loaded
-    bench = Bench(options.rounds, options.seconds, alone=False)
-    rows, complete = [], True
+    rows, complete = list[Row](), True
     try:
         for case in options.cases:
             check(case)
         if options.check:
             return
-        rows.extend(run(case, direction, bench) for case in options.cases for direction in case.directions)
+        for case in options.cases:
+            rows.extend(run(case, direction, options.rounds, options.seconds) for direction in case.directions)
     except Red as red:
         sys.exit(f"wrong result, so nothing is timed: {red}")
     except KeyboardInterrupt:
         complete = False
-    facts = about(bench, load)
-    versions = facts["versions"] | {name: metadata.version(name) for name in ("jax", "jaxlib")}
-    facts |= {"complete": complete, "versions": versions}
+    facts = about(options.rounds, options.seconds, load)
+    facts |= {"complete": complete, "versions": facts["versions"] | versions(("jax", "jaxlib"))}
     show(facts, rows)
     if options.json and rows:
         write(options.json, facts, merged(options.json, rows))
     if not complete:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ names the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 import redblue as rb
+from benchmarks.common.options import parser_of
 from benchmarks.common.timing import seconds_of, with_seconds
 from redblue import schedules
 from redblue.base.terminal import table
@@ -69,7 +69,7 @@ def laboratory() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     as_json = parser.parse_args().json
     check()

@@ -1,7 +1,5 @@
 """Measure attention on the layouts that layers of models use, compared with contiguous (B, H, n, d).
 
-Usage: python -m benchmarks.cpu.layouts [--rounds 15] [--seconds 0.05] [--only TEXT] [--json PATH]
-
 "(B, n, H, d)": the arrays are transposed views of that layout, which linear layers write. "packed": q, k and v are
 views of one tensor (B, n, 3, H, d). The gradient of the output has the layout of the arrays. A figure is the time of a
 call over the time of the call on contiguous arrays, round by round. Every result is compared with float64 before a call
@@ -11,7 +9,6 @@ is timed.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,12 +20,12 @@ import redblue as rb
 from benchmarks.common.failures import Red
 from benchmarks.common.gate import gate_of, unfused
 from benchmarks.common.journal import core
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import add_rounds, chosen, parser_of
 from benchmarks.common.results import Figure, Limit, Row, write
 from benchmarks.common.timing import THREADS, race, rate, ratio, spread
 from benchmarks.cpu.calls import DTYPES, SHORT, Call, Inputs, Run, in_torch
 from benchmarks.cpu.models.shapes import called
-from redblue.catalogue.detect import detect_cpu
-from redblue.kernels.cpu.call import isa
 
 BATCHES = {  # sequences of a call at these shapes of the grid
     "BERT, b 8, n 128": 8,
@@ -107,25 +104,19 @@ def table(rows: list[Row]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each layout (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.05, help="time of each layout in each round (%(default)s)")
-    parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
+    parser = parser_of(__doc__)
+    add_rounds(parser, 15, 0.05)
+    parser.add_argument("--only", default="", help="measure only shapes whose name contains this text")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
-    options.cases = [case for case in CASES if options.only in case[0]]
-    if not options.cases:
-        parser.error(f"--only: no shape contains {options.only!r}: {'; '.join(BATCHES)}")
+    options.cases = chosen(parser, options.only, CASES, lambda case: case[0])
     return options
 
 
 def main() -> None:
     options = arguments()
     torch.set_num_threads(THREADS)
-    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "cpu": detect_cpu().model}
-    about |= {"isa": isa().name, "threads": THREADS, "core": core(), "torch": torch.__version__}
+    about = facts_of_run(core=core(), torch=torch.__version__)
     rows = []
     try:
         for shape, dtype, direction in options.cases:

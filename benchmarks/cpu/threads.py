@@ -1,7 +1,5 @@
 """Measure calls after a pause, beside a busy process, and alternating with PyTorch's products.
 
-Usage: python -m benchmarks.cpu.threads [--rounds 3] [--json PATH]
-
 A benchmark that calls in a loop keeps all threads awake; a real program pauses between its calls. Each contender has
 its own processes, because threads that spin after a call slow down the next contender. Every process calls attention in
 a loop, then twice after each pause: the first call wakes the threads, the second one shows whether each thread stays on
@@ -12,7 +10,6 @@ all of them work.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
 import statistics
@@ -27,8 +24,9 @@ from typing import Any
 import numpy as np
 
 import redblue as rb
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import at_least, parser_of
 from benchmarks.common.timing import THREADS, seconds_of
-from redblue.catalogue.detect import detect_cpu
 from redblue.lab import reference
 
 PAUSES_MS = (0, 1, 5, 20, 100)
@@ -174,9 +172,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each contender; medians over them")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = parser_of(__doc__)
+    rounds = "processes of each contender, over which figures are medians (%(default)s)"
+    parser.add_argument("--rounds", type=at_least(1), default=3, help=rounds)
+    parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--measure", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -188,8 +187,7 @@ def main() -> None:
         results[beside] = {name: medians([each[name] for each in rounds]) for name in CONTENDERS}
     print(table(results))
     if options.json:
-        about = {"date": datetime.date.today().isoformat(), "cpu": detect_cpu().model}
-        options.json.write_text(json.dumps(about | results, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(facts_of_run() | results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

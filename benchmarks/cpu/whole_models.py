@@ -1,7 +1,5 @@
 """Time whole models of transformers, forward and as a training step, with PyTorch's attention and with redblue's.
 
-Usage: python -m benchmarks.cpu.whole_models [--rounds 7] [--seconds 30] [--only TEXT] [--measure TEXT] [--json PATH]
-
 Models have random weights and the shapes of published models; some have fewer layers, as their docstrings say. The peer
 is the attention that transformers chooses by default. redblue is called in two ways ("doors"):
 attn_implementation="redblue", and `rb.sdpa()` around the unchanged model. Before a model is timed, outputs and
@@ -11,7 +9,6 @@ are not measured again are kept, so that a run can be split.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import datetime
@@ -27,14 +24,16 @@ from torch.utils.flop_counter import FlopCounterMode  # pyright: ignore[reportMi
 
 import redblue as rb
 from benchmarks.common.gate import MAX_OURS, relative_errors, within
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import add_rounds, chosen, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Figure, Limit, Row, merged, read, write
-from benchmarks.common.timing import MAX_SECONDS, THREADS, race, rate, ratio, shown_ratio
-from benchmarks.cpu.calls import SHORT
-from redblue.catalogue.detect import detect_cpu
+from benchmarks.common.timing import MAX_SECONDS, MIN_ROUNDS, THREADS, race, rate, ratio, shown_ratio
+from benchmarks.cpu.calls import short_name
 from redblue.integrations.transformers import register
-from redblue.kernels.cpu.call import isa
 
+KEPT = RESULTS / "whole_models.json"
+DTYPES = (torch.float32, torch.bfloat16)
 PEER, ADAPTER, OVERRIDE = "PyTorch", 'attn_implementation="redblue"', "rb.sdpa()"
 DIRECTIONS = ("forward", "training")
 CHECKED = 640  # tokens of a sequence; longer than the windows
@@ -240,7 +239,7 @@ RUNS: dict[str, Callable[..., None]] = dict(zip(DIRECTIONS, (forward, step), str
 
 def named(dtype: torch.dtype, direction: str) -> str:
     """The name of a measure, such as "fp32 forward"."""
-    return f"{SHORT[str(dtype).removeprefix('torch.')]} {direction}"
+    return f"{short_name(dtype)} {direction}"
 
 
 def measure(title: str, dtype: torch.dtype, directions: list[str], rounds: int, seconds: float) -> list[Row]:
@@ -282,20 +281,31 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of a row, at most, after 7 rounds")
-    parser.add_argument("--only", default="", help="measure only models whose name holds this text")
-    parser.add_argument("--measure", default="", help='measure only what holds this text, such as "bf16 training"')
-    parser.add_argument("--json", type=Path, default=RESULTS / "whole_models.json")
+    parser = parser_of(__doc__)
+    add_rounds(parser, 7)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=MAX_SECONDS,
+        help=f"a row ends after this time, but not before round {MIN_ROUNDS}",
+    )
+    parser.add_argument("--only", default="", help="measure only models whose name contains this text")
+    parser.add_argument(
+        "--measure",
+        default="",
+        help='measure only types and directions that contain this text, such as "bf16 training"',
+    )
+    parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
     options = parser.parse_args()
+    titles = chosen(parser, options.only, CASES)
+    if not any(options.measure in named(dtype, direction) for dtype in DTYPES for direction in DIRECTIONS):
+        parser.error(f"--measure: {options.measure!r} is in no name such as {named(DTYPES[0], DIRECTIONS[0])!r}")
     torch.set_num_threads(THREADS)
     register()
-    about = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "isa": isa().name, "threads": THREADS}
-    about |= {"cpu": detect_cpu().model, "torch": torch.__version__, "transformers": transformers.__version__}
+    about = facts_of_run(torch=torch.__version__, transformers=transformers.__version__)
     rows: list[Row] = []
-    for title in (title for title in CASES if options.only in title):
-        for dtype in (torch.float32, torch.bfloat16):
+    for title in titles:
+        for dtype in DTYPES:
             directions = [each for each in DIRECTIONS if options.measure in named(dtype, each)]
             for row in measure(title, dtype, directions, options.rounds, options.seconds) if directions else []:
                 rows.append(row)

@@ -219,16 +219,16 @@ def _once(run: Callable[[], object], quantiles: object = None) -> tuple[float, .
 
 
 def main() -> None:
-    import argparse
-
+    from benchmarks.common.options import at_least, chosen, parser_of
     from redblue.kernels.gpu.planning.card import Card
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser = parser_of(__doc__)
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="time limit (%(default)s)")
-    parser.add_argument("--only", default="", help="calls whose title contains this")
+    parser.add_argument("--only", default="", help="only calls whose title contains this text")
     options = parser.parse_args()
-    todo = [(call, [x for x in names if x in OURS]) for call, names in plan() if options.only in call.title]
+    calls = chosen(parser, options.only, plan(), lambda entry: entry[0].title)
+    todo = [(call, [x for x in names if x in OURS]) for call, names in calls]
     end = time.monotonic() + options.seconds
     with Ahead(Card(), options.jobs) as ahead:  # an H100
         ahead.start(todo)

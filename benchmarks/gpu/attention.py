@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ if "--dry" in sys.argv:
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
+from benchmarks.common.options import console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu import race
 from benchmarks.gpu.ahead import Ahead
@@ -34,10 +34,10 @@ from benchmarks.gpu.points import Kept, Point, about, resumed
 from benchmarks.gpu.report import amount, draw, say_left, show
 from benchmarks.gpu.timing import COPY_BYTES, PEAK_SIDE, medians
 from benchmarks.gpu.worker import Failed, Here, Lost, Worker
+from redblue.base.progress import INTERRUPTED
 
 KEPT = RESULTS / "gpu_attention.json"
 BUDGET_SECONDS = 480.0
-PAGE_WIDTH = 132  # of output that does not go to a terminal
 PATIENCE_SECONDS = 75  # for one call of a contender, because neither compilers nor hangs have their own limit
 WAIT_SECONDS = 100.0  # for other processes to compile the kernels of one call
 
@@ -160,7 +160,7 @@ def run(kept: Kept, options: argparse.Namespace, worker: Worker | Here, console:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--budget", type=float, default=BUDGET_SECONDS, help="seconds, compilations included (%(default)s)"
     )
@@ -191,28 +191,27 @@ def say_plan(options: argparse.Namespace, console: Console) -> None:
 
 
 def main() -> None:
-    options = arguments()
-    console = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+    options, out = arguments(), console()
     if options.list:
-        say_plan(options, console)
+        say_plan(options, out)
         return
     if options.show:
         kept = Kept.read(options.json)
-        show(kept, console)
+        show(kept, out)
         draw(kept, options.json.with_suffix(".svg"))
         return
     if not options.dry and not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
     facts = about(options.dry)
-    kept = Kept(facts) if options.fresh else resumed((options.json, options.resume), facts, console)
+    kept = Kept(facts) if options.fresh else resumed((options.json, options.resume), facts, out)
     try:
-        run(kept, options, Here(race.dry) if options.dry else Worker(race.on_device), console)
+        run(kept, options, Here(race.dry) if options.dry else Worker(race.on_device), out)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(INTERRUPTED)
     kept.write(options.json)
-    show(kept, console)
+    show(kept, out)
     draw(kept, options.json.with_suffix(".svg"))
-    say_left(left(kept, options), console)
+    say_left(left(kept, options), out)
     if any(point.wrong for point in kept.points if point.contender in OURS):
         sys.exit("wrong results, which were not timed: see above")
 

@@ -7,7 +7,6 @@ the capacity of L2. --dry needs no GPU: it plans for an H100 and only computes t
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -23,6 +22,7 @@ from rich.console import Console
 
 import redblue as rb
 from benchmarks.common.kept import now
+from benchmarks.common.options import console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.small_cache.bytes import Place, bytes_of
 from benchmarks.small_cache.crossing import WORD_BYTES, Row, problem
@@ -124,11 +124,11 @@ def show(rows: list[Counted], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dry", action="store_true", help="without a GPU: only the closed forms")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds (%(default)s)")
     parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
-    options, console = parser.parse_args(), Console(width=None if sys.stdout.isatty() else 132)
+    options, out = parser.parse_args(), console()
     if not options.dry and not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
     end, card = time.monotonic() + options.budget, Card() if options.dry else card_of(torch.device("cuda"))
@@ -146,10 +146,10 @@ def main() -> None:
             row.failure = str(failure)
         rows.append(row)
         write(options.json, rows)
-    show(rows, console)
+    show(rows, out)
     for row in rows:
         if row.failure:
-            console.print(f"{row.direction}, d {row.d}, {row.schedule}: {row.failure}", highlight=False)
+            out.print(f"{row.direction}, d {row.d}, {row.schedule}: {row.failure}", highlight=False)
     sys.exit(any(row.failure for row in rows))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+from benchmarks.common.looks import legend
 from benchmarks.gpu.calls import CUDNN, EFFICIENT, FFPA, FFPA_UNTUNED, FLASH, FLEX, MATH, PLANNED, TUNED, UNFUSED, Call
 from redblue.base import charts
 from redblue.base.style import LOOKS
@@ -33,10 +34,8 @@ def draw(
     about: dict[str, Any], peaks: Mapping[str, float], times: Mapping[Call, Mapping[str, float]], path: Path
 ) -> None:
     """Write an SVG file; write nothing if there are no points."""
-    panels, names = (
-        [],
-        [name for name in CONTENDERS if any(name in seconds_by_name for seconds_by_name in times.values())],
-    )
+    panels = []
+    names = [name for name in CONTENDERS if any(name in seconds_by_name for seconds_by_name in times.values())]
     for direction in ("forward", "backward"):
         for causal in (False, True):
             chosen = {
@@ -67,10 +66,7 @@ def panel(
         for call, seconds_by_name in times.items()
         for name, seconds in seconds_by_name.items()
     ]
-    looks = [CONTENDERS[name] for name in names]
-    legend = alt.Legend(title=None, orient="bottom", direction="horizontal", columns=4)
-    colour = alt.Color("contender:N", scale=alt.Scale(domain=names, range=[x.light for x in looks]), legend=legend)
-    shape = alt.Shape("contender:N", scale=alt.Scale(domain=names, range=[x.shape for x in looks]), legend=legend)
+    colour, shape = legend("contender", {name: CONTENDERS[name] for name in names}, 4)
     order = list(dict.fromkeys(getattr(call, varied) for call in sorted(times, key=lambda call: (call.d, call.n))))
     x = alt.X(f"{varied}:O", title=NAMED[varied], sort=order, axis=alt.Axis(labelAngle=0))
     y = alt.Y("rate:Q", title="TFLOP/s", scale=alt.Scale(domain=[0, roof], nice=False), axis=alt.Axis(tickCount=6))

@@ -11,7 +11,6 @@ GPU.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
+from benchmarks.common.options import chosen, parser_of
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper.backward import backward
 from redblue.kernels.gpu.launch import Task
@@ -302,14 +302,15 @@ def compile_all(planned: list[tuple[int, Variant]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", default="hopper_backward.jsonl")
     parser.add_argument("--budget", type=float, default=120, help="seconds")
     parser.add_argument("--compile", action="store_true", help="only compile, for sm_90")
-    parser.add_argument("--only", default="", help="variants whose name contains this")
-    parser.add_argument("--d", type=int, default=0, help="only this head dimension")
+    parser.add_argument("--only", default="", help="only variants whose name contains this text")
+    parser.add_argument("--d", type=int, choices=(64, 128), default=0, help="only this head dimension")
     arguments = parser.parse_args()
-    planned = [x for x in PLANNED if arguments.only in x[1].name and arguments.d in (0, x[0])]
+    some = [x for x in PLANNED if arguments.d in (0, x[0])]
+    planned = chosen(parser, arguments.only, some, lambda x: x[1].name)
     if arguments.compile:
         compile_all(planned)
     else:

@@ -10,7 +10,7 @@ from benchmarks.gpu.calls import BOTH, CUDNN, DENSITY, FFPA, FLASH, MUST, OURS, 
 Times = Mapping[Call, Mapping[str, float]]  # seconds by call and contender
 
 
-class Limit(NamedTuple):
+class Requirement(NamedTuple):
     """A requirement. value(times, bandwidth): the figure, or None if a measurement is missing.
 
     bandwidth: bytes per second that a large copy reads and writes.
@@ -27,15 +27,15 @@ def _ours(times: Times, call: Call) -> float | None:
     return min((times.get(call, {})[name] for name in OURS if name in times.get(call, {})), default=None)
 
 
-def _rate(title: str, must: float, call: Call) -> Limit:
+def _rate(title: str, must: float, call: Call) -> Requirement:
     def value(times: Times, bandwidth: float) -> float | None:
         seconds = _ours(times, call)
         return seconds and call.flops / seconds / 1e12
 
-    return Limit(title, must, value, "TFLOP/s")
+    return Requirement(title, must, value, "TFLOP/s")
 
 
-def _over(title: str, must: float, peers: tuple[str, ...], *calls: Call) -> Limit:
+def _over(title: str, must: float, peers: tuple[str, ...], *calls: Call) -> Requirement:
     """The time of the best peer that supports all calls, over redblue's time."""
 
     def value(times: Times, bandwidth: float) -> float | None:
@@ -48,20 +48,20 @@ def _over(title: str, must: float, peers: tuple[str, ...], *calls: Call) -> Limi
         ours = [_ours(times, call) or 0 for call in calls]
         return min(totals) / sum(ours) if totals and all(ours) else None
 
-    return Limit(title, must, value)
+    return Requirement(title, must, value)
 
 
-def _sparse(call: Call, must: float) -> Limit:
+def _sparse(call: Call, must: float) -> Requirement:
     """The time of the dense call over that of the sparse one."""
 
     def value(times: Times, bandwidth: float) -> float | None:
         sparse, dense = _ours(times, call), _ours(times, Call(call.d, call.direction))
         return dense / sparse if sparse and dense else None
 
-    return Limit(f"blocks {call.density:.0%}, d {call.d} {call.direction}, over dense", must, value)
+    return Requirement(f"blocks {call.density:.0%}, d {call.d} {call.direction}, over dense", must, value)
 
 
-def _bandwidth(call: Call, must: float) -> Limit:
+def _bandwidth(call: Call, must: float) -> Requirement:
     """The rate of the bytes that decoding must read, as a share of the measured bandwidth."""
 
     def value(times: Times, bandwidth: float) -> float | None:
@@ -69,10 +69,10 @@ def _bandwidth(call: Call, must: float) -> Limit:
         return 100 * call.least_bytes / seconds / bandwidth if seconds and bandwidth else None
 
     form = f"pages of {call.page}" if call.page else "contiguous"
-    return Limit(f"decode, B {call.batch}, n_k {call.n}, {form}: of the copy's bandwidth", must, value, "%")
+    return Requirement(f"decode, B {call.batch}, n_k {call.n}, {form}: of the copy's bandwidth", must, value, "%")
 
 
-def limits() -> list[Limit]:
+def requirements() -> list[Requirement]:
     rows = [
         _rate("d 128 forward", 550, Call(128)),
         _rate("d 128 forward, causal", 500, Call(128, causal=True)),

@@ -35,6 +35,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.failures import Red
 from benchmarks.common.gate import relative_errors
+from benchmarks.common.options import console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu.ahead import candidate, side_by_side, warm
 from benchmarks.gpu.worker import Failed, Here, Worker
@@ -241,15 +242,15 @@ def compiled(task: tuple[Case, Any]) -> None:
             paged(case, arrays) if case.page else attended(case, arrays, case.schedule, True)
 
 
-class Kept:
+class Outcomes:
     """The outcomes, written to a file one by one."""
 
     def __init__(self, path: Path, console: Console) -> None:
-        self.path, self.console, self.outcomes = path, console, list[Outcome]()
+        self.path, self.console, self.all = path, console, list[Outcome]()
 
     def add(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        text = ",\n".join(json.dumps(asdict(each)) for each in self.outcomes)
+        self.all.append(outcome)
+        text = ",\n".join(json.dumps(asdict(each)) for each in self.all)
         replace_whole(self.path, lambda draft: draft.write_text(f"[\n{text}\n]\n", encoding="utf-8"))
         worst = max(outcome.errors.values(), default=0.0)
         said = outcome.failure or "; ".join(outcome.faults) or f"right, {worst:.1e}, {outcome.seconds:.1f} s"
@@ -259,7 +260,7 @@ class Kept:
         )
 
 
-def plain(todo: list[Case], worker: Worker | Here, end: float, kept: Kept) -> None:
+def plain(todo: list[Case], worker: Worker | Here, end: float, kept: Outcomes) -> None:
     """Each case in a worker that is replaced after a crash."""
     for case in todo:
         start = time.monotonic()
@@ -279,7 +280,7 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or next((path for path in SANITIZERS if Path(path).is_file()), None)
 
 
-def sanitized(todo: list[Case], end: float, kept: Kept) -> None:
+def sanitized(todo: list[Case], end: float, kept: Outcomes) -> None:
     """Run all cases in one process under the sanitizer; after a crash, the remaining cases in another process."""
     tool, left = sanitizer(), list(todo)
     if tool is None:
@@ -292,7 +293,7 @@ def sanitized(todo: list[Case], end: float, kept: Kept) -> None:
         left = left[max(1, done) :]
 
 
-def _followed(command: list[str], todo: list[Case], end: float, kept: Kept) -> int:
+def _followed(command: list[str], todo: list[Case], end: float, kept: Outcomes) -> int:
     """Run the sanitizer on cases and store their outcomes as they are printed.
 
     Returns the number of cases that began.
@@ -361,7 +362,7 @@ def inside(numbers: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dry", action="store_true", help="without a GPU: smaller calls, interpreted")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds (%(default)s)")
     parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
@@ -370,8 +371,8 @@ def main() -> None:
     if options.inside:
         inside(options.inside)
         return
-    end, console = time.monotonic() + options.budget, Console(width=None if sys.stdout.isatty() else 132)
-    kept, todo = Kept(options.json, console), list(cases())
+    end, out = time.monotonic() + options.budget, console()
+    kept, todo = Outcomes(options.json, out), list(cases())
     if options.dry:
         todo = list(dict.fromkeys(smaller(case) for case in todo if case.d in DRY_WIDTHS and not case.candidate))
         plain(todo, Here(dry), end, kept)
@@ -379,13 +380,13 @@ def main() -> None:
         if not torch.cuda.is_available():
             sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry --json FILE to see that it works")
         card = card_of(torch.device("cuda"))
-        side_by_side(compiled, [(case, card) for case in todo], options.budget / 2, console)
+        side_by_side(compiled, [(case, card) for case in todo], options.budget / 2, out)
         plain(todo, Worker(on_device), end, kept)
         sanitized(todo, end, kept)
-    wrong = sum(not outcome.right for outcome in kept.outcomes)
-    watched = sum(outcome.tool != "none" for outcome in kept.outcomes)
-    said = f"{len(kept.outcomes) - watched} of {len(todo)} calls, {watched} also watched for bad accesses"
-    console.print(f"{said}; {wrong} wrong", highlight=False)
+    wrong = sum(not outcome.right for outcome in kept.all)
+    watched = sum(outcome.tool != "none" for outcome in kept.all)
+    said = f"{len(kept.all) - watched} of {len(todo)} calls, {watched} also watched for bad accesses"
+    out.print(f"{said}; {wrong} wrong", highlight=False)
     sys.exit(bool(wrong))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
 from benchmarks.common.kept import changed, days, fingerprint, now, repeat_notice
+from benchmarks.common.machine import versions
 from benchmarks.gpu.calls import OURS, Call
 from benchmarks.gpu.timing import medians
 from redblue.base.files import replace_whole
@@ -77,10 +77,9 @@ class Kept:
 
 def about(dry: bool) -> dict[str, Any]:
     """The device and the versions. Kept results are only reused if all of these facts are equal."""
-    versions = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
     facts: dict[str, Any] = {
         **fingerprint("none: dry" if dry else torch.cuda.get_device_name()),
-        "versions": {name: versions.get(name, "not installed") for name in PACKAGES},
+        "versions": versions(PACKAGES),
         "dry": dry,
     }
     if not dry:

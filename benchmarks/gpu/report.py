@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.common.places import can_draw
 from benchmarks.gpu.calls import Call
-from benchmarks.gpu.limits import Limit, limits
+from benchmarks.gpu.limits import Requirement, requirements
 from benchmarks.gpu.points import Kept, Point
 from redblue.base.terminal import table
 
@@ -26,22 +26,25 @@ def amount(point: Point, seconds: float, kept: Kept) -> tuple[str, str]:
     return f"{rate:.1f} TFLOP/s", f"{rate / kept.peaks[call.dtype]:.0%}" if call.dtype in kept.peaks else ""
 
 
-def shown(value: float | None, limit: Limit) -> tuple[str, str]:
-    """The value as text, and whether it meets the limit."""
+def shown(value: float | None, required: Requirement) -> tuple[str, str]:
+    """The value as text, and whether it meets the required."""
     if value is None:
         return "", "not measured"
-    met = value >= limit.must
-    return f"{value:.2f} {limit.unit}" if limit.unit == "x" else f"{value:.0f} {limit.unit}", "pass" if met else "FAIL"
+    met = value >= required.must
+    return (
+        f"{value:.2f} {required.unit}" if required.unit == "x" else f"{value:.0f} {required.unit}",
+        "pass" if met else "FAIL",
+    )
 
 
 def show(kept: Kept, console: Console) -> None:
     times = kept.times()
     title = f"{kept.about['device']}, {kept.days}"
     made = table(("must reach on an H100, B1 H32 n8192 bf16",), ("must", "measured", ""), title=title)
-    for limit in limits():
-        value, met = shown(limit.value(times, kept.copy), limit)
-        must = f"{limit.must:g} {limit.unit}" if limit.must else ""
-        made.add_row(limit.what, must, value, met if limit.must else "", style="red" if met == "FAIL" else None)
+    for required in requirements():
+        value, met = shown(required.value(times, kept.copy), required)
+        must = f"{required.must:g} {required.unit}" if required.must else ""
+        made.add_row(required.what, must, value, met if required.must else "", style="red" if met == "FAIL" else None)
     rates = table(("call", "contender"), ("rate", "of the peak", "largest error"))
     last: Call | None = None
     for point in sorted(kept.points, key=_order):

@@ -80,4 +80,6 @@ def main(milliseconds: str, *namespaces: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or "--help" in sys.argv:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,19 +1,17 @@
 """Measure the peak memory of each process in attention with a window on a long sequence, as a multiple of its parts.
 
-Usage: python -m benchmarks.network.memory [--n 1048576] [--window 4096] [--processes 4] [--schedule auto] [--json PATH]
-
 A process's parts are its rows of q, k, v and out. Its peak is the highest resident memory until the call returns, minus
 the resident memory before the tensors are allocated.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.options import at_least, parser_of
 from benchmarks.common.timing import with_seconds
 from benchmarks.network import local
 
@@ -48,12 +46,12 @@ def resident(field: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--n", type=int, default=1 << 20, help="tokens")
-    parser.add_argument("--window", type=int, default=4096)
-    parser.add_argument("--processes", type=int, default=4)
+    parser = parser_of(__doc__)
+    parser.add_argument("--n", type=at_least(1), default=1 << 20, help="tokens")
+    parser.add_argument("--window", type=at_least(0), default=4096)
+    parser.add_argument("--processes", type=at_least(1), default=4)
     parser.add_argument("--schedule", default="auto")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     rows_of_processes: list[dict[str, Any]] = local.run(
         measure, options.processes, options.n, options.window, options.schedule

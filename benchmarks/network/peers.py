@@ -1,7 +1,5 @@
 """Compare redblue's attention over processes with ring-flash-attn's and yunchang's, which run redblue's kernels.
 
-Usage: python -m benchmarks.network.peers [--n 8192] [--heads 8] [--processes 4] [--rounds 9] [--gbit 1] [--json PATH]
-
 The packages get redblue as their flash_attn (`redblue.integrations.flash_attn.install`), so that only the distribution
 differs. All contenders alternate in the same processes, over gloo, in bfloat16, with d 64: on one computer or, with
 --gbit, over links between network namespaces. Before anything is timed, outputs are compared with a single process, and
@@ -11,7 +9,6 @@ correct results for a window are compared.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib
 import json
@@ -26,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import redblue as rb
+from benchmarks.common.options import at_least, parser_of
 from benchmarks.common.timing import seconds_of, with_seconds
 from benchmarks.network import links, local
 from redblue.catalogue.detect import detect_cpu
@@ -140,14 +138,14 @@ def compared(seconds: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--n", type=int, default=8192, help="tokens")
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = parser_of(__doc__)
+    parser.add_argument("--n", type=at_least(1), default=8192, help="tokens")
+    parser.add_argument("--heads", type=at_least(1), default=8)
+    parser.add_argument("--processes", type=at_least(1), default=4)
+    parser.add_argument("--rounds", type=at_least(1), default=9, help="turns of each contender (%(default)s)")
     parser.add_argument("--gbit", type=float, default=0.0, help="bandwidth of each link; 0: no links, one computer")
     parser.add_argument("--milliseconds", type=float, default=0.0, help="latency of each link")
-    parser.add_argument("--json", type=Path, help="write the figures here; others in the file stay")
+    parser.add_argument("--json", type=Path, help="file for the results; other results in the file stay")
     options = parser.parse_args()
     with ExitStack() as stack:
         names = None

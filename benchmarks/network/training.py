@@ -1,14 +1,11 @@
 """Train a small GPT on one long sequence in several processes, and compare its losses with training in one process.
 
-Usage: python -m benchmarks.network.training [--n 32768] [--window 1024] [--steps 20] [--processes 4] [--json PATH]
-
 The tokens are bytes of this package's own sources. Each process holds a part of the sequence, in zigzag placement; the
 gradients of the weights are summed over the processes.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import time
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redblue as rb
+from benchmarks.common.options import at_least, parser_of
 from benchmarks.network import local
 
 LAYERS, WIDTH, HEADS = 2, 64, 2
@@ -70,12 +68,12 @@ def losses(n: int, window: int, steps: int) -> tuple[list[float], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--n", type=int, default=32768, help="tokens")
-    parser.add_argument("--window", type=int, default=1024, help="0: all earlier tokens")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser = parser_of(__doc__)
+    parser.add_argument("--n", type=at_least(1), default=32768, help="tokens")
+    parser.add_argument("--window", type=at_least(0), default=1024, help="0: all earlier tokens")
+    parser.add_argument("--steps", type=at_least(1), default=20)
+    parser.add_argument("--processes", type=at_least(1), default=4)
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     curves = {}
     for size in (options.processes, 1):

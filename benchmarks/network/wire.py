@@ -1,7 +1,5 @@
 """Measure bytes on the wire and times of network schedules over links of a given bandwidth and latency.
 
-Usage: python -m benchmarks.network.wire [--gbit 1] [--milliseconds 1] [--rounds 9] [--only NAME] [--json PATH]
-
 Processes of one thread each run in network namespaces (Linux, root). `bytes`: the bytes that the kernel counts on each
 process's interface, compared with the bytes of the schedule's words, for 2, 3, 4 and 8 processes. `times`: the time of
 a call of 4 processes, compared with the longer of two times. The first is the time of its computing: the same blocks in
@@ -13,7 +11,6 @@ bound on the time of a call. It is meaningful only if no other program runs.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -24,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.options import at_least, parser_of, positive
 from benchmarks.network.links import INTERFACE, inside, namespaces
 from redblue.catalogue.detect import detect_cpu
 
@@ -102,12 +100,14 @@ def about_times(result: dict[str, Any], processes: int, gbit: float) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gbit", type=float, default=1.0, help="bandwidth of each link and direction, Gbit/s")
+    parser = parser_of(__doc__)
+    parser.add_argument("--gbit", type=positive, default=1.0, help="bandwidth of each link and direction, Gbit/s")
     parser.add_argument("--milliseconds", type=float, default=1.0, help="latency of each link")
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each time; medians over them")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=9, help="measurements of each time, over which figures are medians"
+    )
     parser.add_argument("--only", choices=GROUPS, help="one group of cases")
-    parser.add_argument("--json", type=Path, help="write the figures here; groups that are not measured stay")
+    parser.add_argument("--json", type=Path, help="file for the results; groups of the file that are not measured stay")
     options = parser.parse_args()
     judged: dict[str, Any] = {}
     for name, (sizes, chosen) in GROUPS.items():

@@ -1,7 +1,5 @@
 """Measure attention at the shapes of models, in a loop and after idle time, compared with all installed peers.
 
-Usage: python -m benchmarks.cpu.models [--rounds 5] [--only TEXT] [--seconds N] [--again] [--json PATH] [--figure PATH]
-
 A cell of the grid is the time of the best peer over redblue's. "loop": the last of several calls in a row. "after
 idle": the second call after 20 ms without calls. Contenders are timed in alternation; after each, its threads get 20 ms
 to go to sleep. Before anything is timed, results of the first and the last head are compared with float64. Peers that
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import platform
 import sys
 import time
@@ -26,6 +23,8 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.failures import Red
 from benchmarks.common.journal import Journal, core
+from benchmarks.common.machine import facts_of_run
+from benchmarks.common.options import add_rounds, chosen, parser_of
 from benchmarks.common.other_process import LIBRARIES, Other, started
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import read
@@ -36,8 +35,6 @@ from benchmarks.cpu.models.measure import OTHERS, PEERS, Prepare, contenders, me
 from benchmarks.cpu.models.page import draw, summary
 from benchmarks.cpu.models.shapes import COLUMNS, SHAPES
 from benchmarks.cpu.peers import missing, version
-from redblue.catalogue.detect import detect_cpu
-from redblue.kernels.cpu.call import isa
 
 KEPT = RESULTS / "models.json"
 FINGERPRINT = ("cpu", "isa", "threads", "core", "versions")  # rows of runs that differ in one are measured again
@@ -47,20 +44,17 @@ ROWS = {
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender (%(default)s)")
-    parser.add_argument("--only", default="", help="measure only shapes whose name holds this text")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this time")
+    parser = parser_of(__doc__)
+    add_rounds(parser, 5)
+    parser.add_argument("--only", default="", help="measure only shapes whose name contains this text")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this number of seconds")
     parser.add_argument("--again", action="store_true", help="measure rows that the file already has, too")
     parser.add_argument("--json", type=Path, help=f"file for the results (default: {KEPT.name} without --only)")
     parser.add_argument("--figure", type=Path, help="file for the figure (default: beside the JSON file)")
     parser.add_argument("--show", action="store_true", help="measure nothing; draw the figure of the kept results")
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
-    options.titles = [title for title, (name, _, _) in ROWS.items() if options.only in name]
-    if not options.titles:
-        parser.error(f"--only: no shape contains {options.only!r}: {'; '.join(SHAPES)}")
+    shapes = chosen(parser, options.only, SHAPES)
+    options.titles = [title for title, (name, _, _) in ROWS.items() if name in shapes]
     options.json = options.json or (KEPT if options.show or not options.only else None)
     options.figure = options.figure or (options.json and options.json.with_suffix(".svg"))
     return options
@@ -71,17 +65,8 @@ def about(others: list[Other], absent: dict[str, str], rounds: int) -> dict[str,
     versions = {"python": platform.python_version(), "redblue": metadata.version("redblue")}
     versions |= {peer: version(peer) for peer in PEERS if peer not in absent}
     versions |= {other.peer: other.version for other in others}
-    return {
-        "date": datetime.datetime.now().isoformat(timespec="seconds"),
-        "cpu": detect_cpu().model,
-        "isa": isa().name,
-        "threads": THREADS,
-        "peak_gflops": {dtype: round(multiply_adds(dtype, 0.5)() / 1e9) for dtype in SHORT},
-        "rounds": rounds,
-        "core": core(),
-        "versions": versions,
-        "absent": absent,
-    }
+    peaks = {dtype: round(multiply_adds(dtype, 0.5)() / 1e9) for dtype in SHORT}
+    return facts_of_run(peak_gflops=peaks, rounds=rounds, core=core(), versions=versions, absent=absent)
 
 
 def run(titles: list[str], prepared: dict[str, Prepare], rounds: int, journal: Journal, seconds: float) -> None:

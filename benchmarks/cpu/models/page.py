@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+from benchmarks.common.machine import described
 from benchmarks.common.results import Row
 from benchmarks.cpu.calls import SHORT
 from benchmarks.cpu.models.measure import STATES
@@ -30,7 +31,7 @@ def draw(about: dict[str, Any], rows: list[Row], path: Path) -> None:
     scale = alt.Scale(type="log", domain=[0.5, 1, 4], range=["#c0392b", "#f7f7f7", "#2c7fb8"], clamp=True)
     heat = base.mark_rect().encode(color=alt.Color("ratio:Q", scale=scale, legend=None))
     text = base.mark_text(fontSize=9).encode(text=alt.Text("ratio:Q", format=".2f"))
-    title = f"redblue over the best peer, {about['isa']}, {about['threads']} threads, {about['date'][:10]}"
+    title = f"redblue over the best peer; {described(about)}"
     chart = (heat + text).properties(width=560, height=18 * len(SHAPES), title=title)
     charts.write(chart.to_dict(), path, force=True)
 

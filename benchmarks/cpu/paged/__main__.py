@@ -1,7 +1,5 @@
 """Compare attention on paged caches with its peers and with the measured reads: `make bench`.
 
-Usage: python -m benchmarks.cpu.paged [--quick] [--only TEXT] [--check]
-
 Every row makes its caches once, compares all contenders with float64, and times them in alternation; ratios are medians
 over the rounds. If redblue is wrong, no number is printed. The peers are transformers' paged|sdpa, a gather with
 PyTorch's SDPA, and, in separate processes, vLLM's CPU op and zentorch's SDPA. All contenders and the measured reads use
@@ -25,12 +23,12 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.failures import Red
 from benchmarks.common.journal import Journal, core
+from benchmarks.common.options import QUICK, add_rounds, at_least, chosen, parser_of
 from benchmarks.common.other_process import LIBRARIES, VLLM, ZENTORCH, started
 from benchmarks.common.places import RESULTS
 from benchmarks.common.results import Row, read
 from benchmarks.common.timing import THREADS, with_seconds
 from benchmarks.cpu import attention
-from benchmarks.cpu.measures import Bench
 from benchmarks.cpu.paged.calls import inputs
 from benchmarks.cpu.paged.contenders import redblue
 from benchmarks.cpu.paged.gate import gate
@@ -42,26 +40,18 @@ from redblue.base.progress import INTERRUPTED, progress_bar
 
 KEPT = RESULTS / "paged.json"
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # PyTorch reads it at its first allocation
-FINGERPRINT = (
-    "cpu",
-    "isa",
-    "threads",
-    "core",
-    "huge_pages",
-)  # rows of runs that differ in one of these are measured again
+# Rows of runs that differ in one of these facts are measured again
+FINGERPRINT = ("cpu", "isa", "threads", "core", "huge_pages")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="only rows whose title contains this text")
     parser.add_argument("--quick", action="store_true", help="a few rows, 3 short rounds: about two minutes")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender (%(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, default=0.05, help="time of each contender in each round (%(default)s)"
-    )
+    add_rounds(parser, 7, 0.05)
     parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--resume", action="store_true", help="keep the rows of the file, measure the others")
-    parser.add_argument("--most-rows", type=int, default=0, help="stop after measuring this many rows (all)")
+    parser.add_argument("--most-rows", type=at_least(0), default=0, help="stop after measuring this many rows (all)")
     parser.add_argument("--check", action="store_true", help="only compare redblue with float64")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     parser.add_argument("--profile", metavar="TEXT", help="call redblue in a loop, for a profiler: the first such row")
@@ -73,14 +63,10 @@ def arguments() -> argparse.Namespace:
         "--show", type=Path, metavar="JSON", help="measure nothing; show the tables and draw the figure of a kept run"
     )
     options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.seconds = 3, 0.03
-    if options.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    vars(options).update(QUICK if options.quick else {})
     rows = measures()
-    options.rows = [row for row in rows if options.only in row.title and (row.quick or not options.quick)]
-    if not options.rows:
-        parser.error(f"--only: no row contains {options.only!r}: {'; '.join(row.title for row in rows)}")
+    offered = [row for row in rows if row.quick or not options.quick]
+    options.rows = chosen(parser, options.only, offered, lambda row: row.title)
     options.profiled = next((row for row in rows if options.profile and options.profile in row.title), None)
     if options.profile and not options.profiled:
         parser.error(f"--profile: no row contains {options.profile!r}: {'; '.join(row.title for row in rows)}")
@@ -163,7 +149,7 @@ def main() -> None:
     settings = settings_of(options)
     whole = not (options.only or options.quick or options.alone)
     path = options.json or (KEPT if whole else None)
-    facts = attention.about(Bench(options.rounds, options.seconds, options.alone), load)
+    facts = attention.about(options.rounds, options.seconds, load)
     facts["versions"] |= {"transformers": metadata.version("transformers")}
     facts["versions"] |= {other.peer: other.version for other in settings.others}
     facts |= {"complete": False, "absent": settings.absent, "core": core()}

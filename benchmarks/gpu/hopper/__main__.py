@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.common.options import chosen, parser_of
 from benchmarks.gpu.hopper.compiling import compile_all, compiled
 from benchmarks.gpu.hopper.rows import name, rows
 from benchmarks.gpu.hopper.worker import Worker, work
@@ -23,7 +24,7 @@ ROW_SECONDS, START_SECONDS = 25.0, 60.0
 AHEAD = max(1, min(12, (os.cpu_count() or 2) - 3))
 
 
-def measure(out: str, budget: float, chosen: list[dict[str, Any]]) -> int:
+def measure(out: str, budget: float, selected: list[dict[str, Any]]) -> int:
     """Run the rows within the budget; the number of rows that failed or were wrong."""
     start = time.monotonic()
     worker = Worker()
@@ -33,7 +34,7 @@ def measure(out: str, budget: float, chosen: list[dict[str, Any]]) -> int:
     ]
     print(worker.answer(START_SECONDS), flush=True)
     wrong = 0
-    for row in chosen:
+    for row in selected:
         left = budget - (time.monotonic() - start)
         if left < 4:
             print(f"stopped: the budget of {budget:.0f} s is spent", flush=True)
@@ -54,9 +55,7 @@ def measure(out: str, budget: float, chosen: list[dict[str, Any]]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.gpu.hopper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", default="hopper.jsonl", help="file to which results are appended")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for everything")
     parser.add_argument("--only", default="", help="run only rows whose name contains this text")
@@ -65,21 +64,21 @@ def main() -> int:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    chosen = [row for row in rows() if arguments.only in name(row)]
+    selected = chosen(parser, arguments.only, rows(), name)
     if arguments.list:
-        print(*map(name, chosen), sep="\n")
+        print(*map(name, selected), sep="\n")
         return 0
     if arguments.work:
         work()
         return 0
     if arguments.ahead:
         share, shares = map(int, arguments.ahead.split("/"))
-        for row in chosen[share::shares]:
+        for row in selected[share::shares]:
             compiled(row)
         return 0
     if arguments.compile:
-        return min(1, compile_all(chosen))
-    return min(1, measure(arguments.out, arguments.budget, chosen))
+        return min(1, compile_all(selected))
+    return min(1, measure(arguments.out, arguments.budget, selected))
 
 
 if __name__ == "__main__":

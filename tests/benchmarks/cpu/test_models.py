@@ -161,7 +161,7 @@ def test_the_versions_of_peers_are_kept_and_absent_ones_are_named(run, tmp_path)
 def test_what_is_not_in_the_grid_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         run("--only", "nosuch")
-    assert "no shape contains 'nosuch'" in capsys.readouterr().err
+    assert "no name contains 'nosuch'" in capsys.readouterr().err
 
 
 def test_calls_of_the_grid():

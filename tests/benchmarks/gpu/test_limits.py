@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks.gpu import calls, figure
-from benchmarks.gpu.limits import limits
+from benchmarks.gpu.limits import requirements
 from benchmarks.gpu.report import shown
 
 
@@ -16,8 +16,8 @@ def test_limits_and_figure_of_made_up_times(tmp_path):
     for call in times:
         seconds = call.least_bytes / 2e12 if call.decodes else call.flops / 1e15
         times[call] = dict.fromkeys((*calls.OURS, *calls.PEERS), 2.0) | {calls.TUNED: seconds}
-    values = {limit.what: limit.value(times, 2.5e12) for limit in limits()}
-    assert len(values) == len(limits())
+    values = {required.what: required.value(times, 2.5e12) for required in requirements()}
+    assert len(values) == len(requirements())
     assert None not in values.values()
     assert values["d 128 forward, causal"] == pytest.approx(1000)
     assert values["d 512 forward, over FFPA"] == pytest.approx(2e15 / calls.Call(512).flops)
@@ -30,13 +30,13 @@ def test_limits_and_figure_of_made_up_times(tmp_path):
     assert values["decode, B 64, n_k 32768, contiguous: of the copy's bandwidth"] == pytest.approx(80)
     figure.draw({"device": "a card", "days": "2000-01-01"}, {"bfloat16": 1500.0}, times, tmp_path / "gpu.svg")
     assert "a card" in (tmp_path / "gpu.svg").read_text()
-    assert shown(None, limits()[0]) == ("", "not measured")
-    assert shown(1.0, limits()[0])[1] == "FAIL"
+    assert shown(None, requirements()[0]) == ("", "not measured")
+    assert shown(1.0, requirements()[0])[1] == "FAIL"
 
 
 def test_what_must_be_reached_needs_nothing_but_the_first_calls():
-    """The limits have their values before other lengths are timed."""
+    """The requirements have their values before other lengths are timed."""
     times = {}
     for call, names in list(calls.plan())[: len(calls.MUST)]:
         times.setdefault(call, {}).update(dict.fromkeys(names, 1.0))
-    assert all(limit.value(times, 1.0) is not None for limit in limits())
+    assert all(required.value(times, 1.0) is not None for required in requirements())

@@ -54,16 +54,16 @@ def test_faults_that_the_sanitizer_prints_belong_to_their_case(monkeypatch, tmp_
         "    if i == 2: print('dying', flush=True); os._exit(1)\n"
         "    print(done, flush=True)\n"
     )
-    kept = once.Kept(tmp_path / "once.json", once.Console(quiet=True))
+    kept = once.Outcomes(tmp_path / "once.json", once.Console(quiet=True))
     began = once._followed([sys.executable, str(script)], todo, time.monotonic() + 60, kept)
     assert began == 3
-    assert [(x.case, x.right) for x in kept.outcomes] == [(todo[0], True), (todo[1], False), (todo[2], False)]
-    assert kept.outcomes[1].faults == ["Invalid __global__ read of size 2 bytes"]
-    assert kept.outcomes[2].failure == "the process ended: dying"
+    assert [(x.case, x.right) for x in kept.all] == [(todo[0], True), (todo[1], False), (todo[2], False)]
+    assert kept.all[1].faults == ["Invalid __global__ read of size 2 bytes"]
+    assert kept.all[2].failure == "the process ended: dying"
     silent = ["sh", "-c", "echo CASE 3; exec sleep 60"]
     assert once._followed(silent, todo, time.monotonic() + 1, kept) == 1
-    assert len(kept.outcomes) == 3  # an unfinished case is not wrong
+    assert len(kept.all) == 3  # an unfinished case is not wrong
     monkeypatch.setattr(once, "SILENT_SECONDS", 0.5)
     assert once._followed(silent, todo, time.monotonic() + 60, kept) == 1
-    assert kept.outcomes[-1].failure == "silent for 0.5 s"
+    assert kept.all[-1].failure == "silent for 0.5 s"
     assert len(json.loads((tmp_path / "once.json").read_text())) == 4
