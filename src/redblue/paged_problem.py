@@ -14,7 +14,7 @@ from redblue.base.dtypes import BYTES_PER_WORD, check_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import clip, whole_number
 from redblue.masks import Mask
-from redblue.masks.numbers import numbers, whole
+from redblue.masks.numbers import int64_array, numbers
 from redblue.masks.patterns.band import Band
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
@@ -110,7 +110,7 @@ class PagedProblem:
         if len(rows) != len(needed):
             raise RedblueError(f"table must have a list of pages for each of {len(needed)} sequences, got {len(rows)}")
         for b, row in enumerate(rows):
-            pages = whole(f"table[{b}]", row if hasattr(row, "__len__") else [row])[: needed[b]]
+            pages = int64_array(f"table[{b}]", row if hasattr(row, "__len__") else [row])[: needed[b]]
             if len(pages) < needed[b]:
                 raise RedblueError(
                     f"table[{b}] must name {needed[b]} pages of {self.page} for keys[{b}] = {self.keys[b]}, got "

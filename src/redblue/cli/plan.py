@@ -76,11 +76,11 @@ def command(
         fixed = {"--n-q": n_q, "--n-k": n_k, "--d": d, "--d-v": d_v, "--heads": heads, "--kv-heads": kv_heads}
         _refuse(fixed | {"--mask": mask, "--page": page, "--prefix": prefix, "--v-in-k": v_in_k or None})
         layers = catalogue.model(model, n=n, batch=batch, dtype=dtype, direction=direction)
-        problems = [item.problem for item in layers]
+        problems = [layer.problem for layer in layers]
     with working("planning"):
         machines = find_machines(memory or ["this-machine"])
         plans = [plan(problem, machine) for machine in machines for problem in problems]
-    show([item.to_dict() for item in plans], Group(*(part for item in plans for part in (item, ""))), as_json)
+    show([x.to_dict() for x in plans], Group(*(part for x in plans for part in (x, ""))), as_json)
 
 
 def _refuse(options: Mapping[str, object]) -> None:

@@ -55,8 +55,8 @@ class Call(NamedTuple):
         mask, lead = mask_of(self.options), self.tensors[0].shape[:-3]
         if len(lead) < 2 or len(mask.lead) < 2:
             return mask if mask.lead else None
-        rules, plane = planes(mask.rule)
-        own = np.broadcast_to(plane, (*lead, plane.shape[-1])).reshape(-1, plane.shape[-1])
+        rules, index = planes(mask.rule)
+        own = np.broadcast_to(index, (*lead, index.shape[-1])).reshape(-1, index.shape[-1])
         return Mask(Stack.of([rules[i] for i in own.ravel()], own.shape))
 
     @property

@@ -270,8 +270,8 @@ def part_of_heads(mask: Mask, parts: int, part: int) -> Mask:
     """The mask of one of several equal parts of the heads."""
     if not mask.lead or mask.lead[-1] == 1 or parts == 1:
         return mask
-    rules, plane = planes(mask.rule)
-    own = np.split(plane, parts, axis=-1)[part]
+    rules, index = planes(mask.rule)
+    own = np.split(index, parts, axis=-1)[part]
     return Mask(Stack.of([rules[i] for i in own.ravel()], own.shape))
 
 

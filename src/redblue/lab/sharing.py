@@ -19,7 +19,7 @@ class Block(NamedTuple):
 
     work: float
     updated: int = -1  # -1: it updates no shared array
-    turn: int = 0  # number of earlier updates of that array
+    earlier_updates: int = 0  # number of earlier updates of that array
     update: float = 0.0
 
 
@@ -63,7 +63,7 @@ class _Simulation:
         self.task = [-1] * threads  # the current task of each thread
         self.block = [0] * threads
         self.done: dict[int, tuple[int, float]] = {}  # updates of each array so far, and the end of the last
-        self.waits: dict[tuple[int, int], tuple[int, float]] = {}  # (array, turn): the thread that waits, since when
+        self.waits: dict[tuple[int, int], tuple[int, float]] = {}  # by array and update: who waits, since when
         self.events: list[tuple[float, int, bool]] = [(0.0, thread, False) for thread in range(threads)]
 
     def run(self) -> Shared:
@@ -100,8 +100,8 @@ class _Simulation:
     def _update(self, now: float, thread: int) -> None:
         block = self.tasks[self.task[thread]][self.block[thread]]
         made, free = self.done.get(block.updated, (0, 0.0))
-        if made != block.turn:
-            self.waits[block.updated, block.turn] = thread, now
+        if made != block.earlier_updates:
+            self.waits[block.updated, block.earlier_updates] = thread, now
             return
         start = max(now, free)
         self.waiting[thread] += start - now
@@ -109,8 +109,8 @@ class _Simulation:
         self.working[thread] += block.update
         self.block[thread] += 1
         heappush(self.events, (end, thread, False))
-        self.done[block.updated] = block.turn + 1, end
-        waiter = self.waits.pop((block.updated, block.turn + 1), None)
+        self.done[block.updated] = block.earlier_updates + 1, end
+        waiter = self.waits.pop((block.updated, block.earlier_updates + 1), None)
         if waiter:
             other, since = waiter
             self.waiting[other] += end - since

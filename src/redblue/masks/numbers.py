@@ -45,7 +45,7 @@ class Numbers:
 
 def numbers(name: str, value: Any, least: int = 0) -> Numbers:
     """Check a user's list of whole numbers of at least `least`. Raises RedblueError, which names the entry."""
-    array = whole(name, value)
+    array = int64_array(name, value)
     too_small = np.flatnonzero(array < least)
     if len(too_small):
         i = too_small[0]
@@ -53,7 +53,7 @@ def numbers(name: str, value: Any, least: int = 0) -> Numbers:
     return Numbers(array)
 
 
-def whole(name: str, value: Any) -> np.ndarray:
+def int64_array(name: str, value: Any) -> np.ndarray:
     """Convert a user's list of whole numbers to a 1-D int64 array. Raises RedblueError for anything else."""
     try:
         array = np.asarray(value)

@@ -179,5 +179,5 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _arrays(item)
+        for element in value:
+            yield from _arrays(element)

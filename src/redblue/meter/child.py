@@ -53,12 +53,12 @@ def lay(regions: list[dict[str, Any]], align: int) -> tuple[mmap.mmap, list[int]
 def placed(value: Any, addresses: list[int], core: Any) -> Any:
     """Arguments with {"region": i} replaced by its address, and structs of the core made; lists become tuples."""
     if isinstance(value, list):
-        return tuple(placed(item, addresses, core) for item in value)
+        return tuple(placed(element, addresses, core) for element in value)
     if not isinstance(value, dict):
         return value
     if "region" in value:
         return addresses[value["region"]]
-    fields = {name: placed(item, addresses, core) for name, item in value["fields"].items()}
+    fields = {name: placed(field, addresses, core) for name, field in value["fields"].items()}
     return getattr(core, value["struct"])(**fields)
 
 

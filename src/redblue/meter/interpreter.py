@@ -5,10 +5,10 @@
     tally.tensors["q"].reads
 
 This works for any kernel. Each unmasked lane of a load or store is one word; masked lanes are not counted. A word
-belongs to the kernel's argument whose tensor contains its address ("q"; "q.at" for a field of a tuple), so data and
-index lists are counted separately. Block pointers and tensor descriptors count the lanes inside their shape. An atomic
-operation reads and writes each of its lanes. A GPU may move more than these words (whole sectors), or fewer (hits in
-its caches).
+belongs to the kernel's argument whose tensor contains its address ("q"; "q.pointer" for a field of a tuple), so data
+and index lists are counted separately. Block pointers and tensor descriptors count the lanes inside their shape. An
+atomic operation reads and writes each of its lanes. A GPU may move more than these words (whole sectors), or fewer
+(hits in its caches).
 """
 
 from __future__ import annotations

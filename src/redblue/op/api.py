@@ -230,8 +230,8 @@ class NumpyCall:
 def _ungrouped(q: np.ndarray, x: np.ndarray) -> np.ndarray:
     """k or v with one head per query head."""
     heads = x.shape[-3]
-    whole = heads and q.shape[-3] > heads and q.shape[-3] % heads == 0
-    return np.repeat(x, q.shape[-3] // heads, axis=-3) if whole else x
+    repeats = heads and q.shape[-3] > heads and q.shape[-3] % heads == 0
+    return np.repeat(x, q.shape[-3] // heads, axis=-3) if repeats else x
 
 
 def summed_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,7 +12,7 @@ from redblue.kernels.cpu.arrays import element_strides
 from redblue.op import api
 from redblue.op.paged_call import check_cache, packed_rows
 from redblue.op.paged_forms import address_of
-from redblue.op.paged_writes import apart, check_apart, check_columns, check_places, check_writable, column_of
+from redblue.op.paged_writes import check_apart, check_columns, check_places, check_writable, column_of, copies_outside
 from redblue.op.pages import Sequences, lengths_of, table_of
 
 
@@ -67,7 +67,7 @@ class Places(NamedTuple):
         if self.column is not None:
             check_columns(k, v, self.column)
         caches = k_pages, v_pages
-        new = apart((k, v), caches)
+        new = copies_outside((k, v), caches)
         for target, x, cache in zip(
             self.targets, new, caches, strict=False
         ):  # only one target if values are columns of keys

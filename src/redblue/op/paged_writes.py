@@ -58,12 +58,12 @@ class _Described:
 
     def __init__(self, x: Any) -> None:
         on_torch = api.is_torch(x)
-        item = x.element_size() if on_torch else x.itemsize
+        itemsize = x.element_size() if on_torch else x.itemsize
         self.__array_interface__ = {
             "data": (x.data_ptr() if on_torch else x.ctypes.data, True),
             "shape": tuple(x.shape),
-            "strides": tuple(item * s for s in x.stride()) if on_torch else x.strides,
-            "typestr": f"|V{item}",
+            "strides": tuple(itemsize * s for s in x.stride()) if on_torch else x.strides,
+            "typestr": f"|V{itemsize}",
             "version": 3,
         }
 
@@ -141,7 +141,7 @@ def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
     return _Places((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
 
 
-def apart(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
+def copies_outside(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:
     """New keys and values, copied if they may lie in a cache, where writing could change them before they are read."""
     spans = [span_of(cache) for cache in caches]
     separate = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.numbers import whole
+from redblue.masks.numbers import int64_array
 from redblue.op import api
 
 
@@ -62,7 +62,7 @@ class Sequences:
 
 def whole_numbers(name: str, values: Any) -> np.ndarray:
     """A copy of a list, array or tensor of whole numbers. Raises RedblueError, which names it, for anything else."""
-    return np.array(whole(name, on_cpu(name, values)))
+    return np.array(int64_array(name, on_cpu(name, values)))
 
 
 def on_cpu(name: str, values: Any) -> Any:

@@ -218,12 +218,12 @@ def test_representations_are_short():
         ([True, False], 2, r"2-D boolean array, got shape \(2,\)"),
         ([[True], [True, False]], 2, "its rows have different lengths"),
         ([[1, 0]], 2, r"must be boolean \(True: attend\), got int64: pass layout != 0"),
-        (DIAGONAL, 0, r"block must be two whole numbers \(queries, keys\) of at least 1, or one for both; got 0"),
-        (DIAGONAL, (2, 0), r"got \(2, 0\)"),
-        (DIAGONAL, (2, 2.5), "block must be two whole numbers"),
-        (DIAGONAL, (2, 2, 2), "block must be two whole numbers"),
-        (DIAGONAL, True, "block must be two whole numbers"),
-        (DIAGONAL, "22", "block must be two whole numbers"),
+        (DIAGONAL, 0, r"block\[0\] must be a whole number of at least 1, got 0"),
+        (DIAGONAL, (2, 0), r"block\[1\] must be a whole number of at least 1, got 0"),
+        (DIAGONAL, (2, 2.5), r"block\[1\] must be a whole number of at least 1, got 2.5"),
+        (DIAGONAL, (2, 2, 2), r"block must be two whole numbers \(queries, keys\) of at least 1, or one for both"),
+        (DIAGONAL, True, r"block\[0\] must be a whole number of at least 1, got True"),
+        (DIAGONAL, "22", r"block\[0\] must be a whole number of at least 1, got '22'"),
     ],
 )
 def test_bad_layouts_are_refused(layout, block, says):
@@ -273,7 +273,7 @@ def test_layouts_from_the_command_line(tmp_path):
     (tmp_path / "empty.npy").write_bytes(b"")
     for text, says in (
         (f"blocks:{path}", r"blocks:FILE.npy,BQ\[,BK\], .*, such as .*blocks:layout.npy,128, .*; got"),
-        (f"blocks:{path},0", "block must be two whole numbers"),
+        (f"blocks:{path},0", r"block\[0\] must be a whole number of at least 1, got 0"),
         (f"blocks:{tmp_path / 'none.npy'},2", "cannot read .*none.npy"),
         (f"blocks:{tmp_path / 'many.npz'},2", "holds several arrays"),
         (f"blocks:{tmp_path / 'pickled.npy'},2", "cannot read"),

@@ -133,7 +133,7 @@ class Config:
         values = value if isinstance(value, list) else [value] * count
         if len(values) != count:
             raise self.error(f"{key} must have {count} entries, has {len(values)}")
-        return [self.whole_number(key, item) for item in values]
+        return [self.whole_number(key, entry) for entry in values]
 
     def nonempty_list(self, key: str) -> list[Any]:
         """Return a field that must be a list of at least one entry. Raises RedblueError otherwise."""

@@ -17,7 +17,7 @@ import triton.language as tl
 class Array(NamedTuple):
     """A tensor (batch, heads, rows, columns) in the form for kernels: its first element, and strides in elements."""
 
-    at: Any
+    pointer: Any
     batch: Any
     head: Any
     row: Any
@@ -26,13 +26,13 @@ class Array(NamedTuple):
 
 @triton.jit
 def head_of(x, batch, head, ALIGN: tl.constexpr = 1):
-    """The array from one head on: its `at` points to the first row of this head.
+    """The array from one head on: its pointer points to the first row of this head.
 
     ALIGN: from `alignment` (launch.py). Triton itself detects only run-time strides that are multiples of 16. Without
     ALIGN it would load arrays with other strides one element at a time, and would not prefetch them.
     """
     if ALIGN > 1 and ALIGN < 16:  # Triton detects 16 itself
-        x = Array(x.at, multiple(x.batch, ALIGN), multiple(x.head, ALIGN), multiple(x.row, ALIGN), x.col)
+        x = Array(x.pointer, multiple(x.batch, ALIGN), multiple(x.head, ALIGN), multiple(x.row, ALIGN), x.col)
     return Array(start(x, batch, head), x.batch, x.head, x.row, x.col)
 
 
@@ -45,7 +45,7 @@ def multiple(i, OF: tl.constexpr):
 @triton.jit
 def start(x, batch, head):
     """Pointer to the first row of a batch entry's head. The offset is computed in 64 bits."""
-    return x.at + wide(batch) * x.batch + wide(head) * x.head
+    return x.pointer + wide(batch) * x.batch + wide(head) * x.head
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def columns_mask(m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr
 @triton.jit
 def load(x, offsets, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
     """Load columns FROM .. FROM + WIDTH - 1 of the rows at `offsets`; 0 where the row or the column does not exist."""
-    p_x = x.at + offsets[:, None] + ((tl.arange(0, WIDTH) + FROM).to(offsets.dtype) * x.col)[None, :]
+    p_x = x.pointer + offsets[:, None] + ((tl.arange(0, WIDTH) + FROM).to(offsets.dtype) * x.col)[None, :]
     return read(p_x, columns_mask(m_row, FROM, WIDTH, D))
 
 
@@ -120,14 +120,14 @@ def load(x, offsets, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.const
 def load_from(x, offsets, m_row, begin, WIDTH: tl.constexpr, D: tl.constexpr):
     """Load columns begin .. begin + WIDTH - 1 as `load` does, where `begin` is known only at run time."""
     i_col = begin + tl.arange(0, WIDTH)
-    p_x = x.at + offsets[:, None] + (i_col.to(offsets.dtype) * x.col)[None, :]
+    p_x = x.pointer + offsets[:, None] + (i_col.to(offsets.dtype) * x.col)[None, :]
     return read(p_x, tile_mask(m_row, i_col < D if D % WIDTH else None))
 
 
 @triton.jit
 def store(x, offsets, b_x, m_row, FROM: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
     """Store columns FROM .. FROM + WIDTH - 1 of the rows at `offsets`, where row and column exist."""
-    p_x = x.at + offsets[:, None] + ((tl.arange(0, WIDTH) + FROM).to(offsets.dtype) * x.col)[None, :]
+    p_x = x.pointer + offsets[:, None] + ((tl.arange(0, WIDTH) + FROM).to(offsets.dtype) * x.col)[None, :]
     write(p_x, b_x, columns_mask(m_row, FROM, WIDTH, D))
 
 

@@ -179,9 +179,9 @@ def bias_gradient(
     row_tiles, col_tiles = tl.cdiv(n_q, EDGE), tl.cdiv(n_k, EDGE)
     pid = tl.program_id(0)
     col_part, row_part = pid % col_parts, pid // col_parts % row_parts
-    plane = pid // (col_parts * row_parts)
-    own_head = plane * 0 if HEAD_SHARED else plane % heads
-    own_batch = plane * 0 if BATCH_SHARED else (plane if HEAD_SHARED else plane // heads)
+    head = pid // (col_parts * row_parts)
+    own_head = head * 0 if HEAD_SHARED else head % heads
+    own_batch = head * 0 if BATCH_SHARED else (head if HEAD_SHARED else head // heads)
     last_batch = batches if BATCH_SHARED else own_batch + 1
     last_head = heads if HEAD_SHARED else own_head + 1
     # Without broadcast dimensions, each of these loops runs once

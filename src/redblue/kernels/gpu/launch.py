@@ -152,10 +152,10 @@ def reach(x: Tensor) -> int:
 
 def _tma_takes(x: Tensor) -> bool:
     """Whether TMA descriptors can describe the tensor: aligned rows of adjacent elements, without broadcasting."""
-    whole = TMA_ALIGNED_BYTES // x.itemsize
+    aligned = TMA_ALIGNED_BYTES // x.itemsize
     strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
-    return adjacent and x.data_ptr() % TMA_ALIGNED_BYTES == 0 and all(s > 0 and s % whole == 0 for s in strides)
+    return adjacent and x.data_ptr() % TMA_ALIGNED_BYTES == 0 and all(s > 0 and s % aligned == 0 for s in strides)
 
 
 def array(x: Tensor | None) -> Array:
@@ -170,7 +170,7 @@ def alignment(arguments: dict[str, Any]) -> int:
         stride
         for x in arguments.values()
         if isinstance(x, Array)
-        for size, stride in zip(x.at.shape, (x.batch, x.head, x.row), strict=False)
+        for size, stride in zip(x.pointer.shape, (x.batch, x.head, x.row), strict=False)
         if size > 1
     )
     return math.gcd(16, *strides)
@@ -205,8 +205,8 @@ def parts(d: int) -> tuple[int, int]:
 
     The second is 0 where one tile pads d by no more than a third.
     """
-    whole = max(16, 1 << (d - 1).bit_length())
-    if whole == 16 or 4 * d > 3 * whole:
-        return whole, 0
-    half = whole // 2
+    padded = max(16, 1 << (d - 1).bit_length())
+    if padded == 16 or 4 * d > 3 * padded:
+        return padded, 0
+    half = padded // 2
     return half, max(16, 1 << (d - half - 1).bit_length())

@@ -41,7 +41,7 @@ class Number(NamedTuple):
 class Alibi(NamedTuple):
     """The slopes (batch, heads) of linear biases: their first element and their strides."""
 
-    at: Any
+    pointer: Any
     batch: int
     head: int
     shift: int  # query i has the position of key i + shift
@@ -207,7 +207,7 @@ def finish_paged(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS
     s, _ = capped(s, scores)
     if scores.alibi is not None:
         alibi = scores.alibi
-        slopes = alibi.at + block.sequence.to(tl.int64) * alibi.batch + block.head * alibi.head
+        slopes = alibi.pointer + block.sequence.to(tl.int64) * alibi.batch + block.head * alibi.head
         b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
         s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
     if scores.bias is not None:
@@ -215,7 +215,7 @@ def finish_paged(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS
         bias = scores.bias
         rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
         rows += block.head.to(tl.int64) * bias.head
-        p_bias = (bias.at + rows)[:, None] + index(i_key, WIDE) * bias.col
+        p_bias = (bias.pointer + rows)[:, None] + index(i_key, WIDE) * bias.col
         s = with_bias(s, p_bias, m_row[:, None], None if m_key is None else m_key[None, :])
     return s
 

@@ -69,8 +69,8 @@ def _announce(pattern: Pattern, first: np.ndarray, stop: np.ndarray) -> None:
     """Announce the cost of listing very many ranges, estimated from a sample; refuse a list that exceeds memory."""
     if len(first) <= MAX_UNSAID:
         return
-    some = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)
-    runs = len(pattern.outer(first[some], stop[some])) / 2 / SAMPLE * len(first)
+    sample = np.linspace(0, len(first) - 1, SAMPLE).astype(np.int64)
+    runs = len(pattern.outer(first[sample], stop[sample])) / 2 / SAMPLE * len(first)
     task = f"listing a mask of n_q = {pattern.n_q:,} and n_k = {pattern.n_k:,} in {count_text(runs)} runs"
     check_fits(task, RUN_BYTES * runs, RUN_SECONDS * runs)
 

@@ -148,28 +148,28 @@ def _text(rule: Rule) -> str:
     texts: list[str] = []
     pending: list[Rule | str] = [rule]
     while pending:
-        item = pending.pop()
-        if isinstance(item, str):
-            texts.append(item)
-        elif isinstance(item, (Combined, Not)):
-            separator = f" {item.sign} " if isinstance(item, Combined) else ""
-            for i, part in enumerate(reversed(item.parts)):
+        token = pending.pop()
+        if isinstance(token, str):
+            texts.append(token)
+        elif isinstance(token, (Combined, Not)):
+            separator = f" {token.sign} " if isinstance(token, Combined) else ""
+            for i, part in enumerate(reversed(token.parts)):
                 pending += [separator] if i else []
                 pending += [")", part, "("] if isinstance(part, Combined) else [part]
-            pending += ["~"] if isinstance(item, Not) else []
+            pending += ["~"] if isinstance(token, Not) else []
         else:
-            texts.append(repr(item))
+            texts.append(repr(token))
     return "".join(texts)
 
 
-def _rebuilt(every: list[Any]) -> Rule:
-    """Undo Combined.__reduce__. every: simple rules, and for other rules their type and the places of their parts."""
+def _rebuilt(entries: list[Any]) -> Rule:
+    """Undo Combined.__reduce__. entries: simple rules, and for other rules their type and the places of their parts."""
     rules: list[Rule] = []
-    for item in every:
-        if isinstance(item, Rule):
-            rules.append(item)
+    for entry in entries:
+        if isinstance(entry, Rule):
+            rules.append(entry)
         else:
-            kind, places = item
+            kind, places = entry
             parts = [rules[i] for i in places]
             rules.append(Not(*parts) if kind is Not else kind.of(parts))
     return rules[-1]

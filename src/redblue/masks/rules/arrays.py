@@ -11,7 +11,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.masks.numbers import Numbers, whole
+from redblue.masks.numbers import Numbers, int64_array
 from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.spans import stride
@@ -31,7 +31,7 @@ class Csr(Rule):
     @classmethod
     def of(cls, indptr: Any, indices: Any, n_k: Any) -> Csr:
         """Make the rule from a user's arguments. Raises RedblueError, which names the argument and the entry."""
-        ptr, keys, n_k = whole("indptr", indptr), whole("indices", indices), whole_number("n_k", n_k, 0)
+        ptr, keys, n_k = int64_array("indptr", indptr), int64_array("indices", indices), whole_number("n_k", n_k, 0)
         if not len(ptr) or ptr[0]:
             raise RedblueError(f"indptr[0] must be 0, got {ptr[0] if len(ptr) else 'an empty array'}")
         descents = np.flatnonzero(np.diff(ptr) < 0)
@@ -82,7 +82,7 @@ def from_coo(rows: Any, cols: Any, shape: Any) -> Csr:
     except (TypeError, ValueError):
         raise RedblueError(f"shape must be two whole numbers (n_q, n_k), got {shape!r}") from None
     n_q, n_k = whole_number("shape[0]", n_q, 0), whole_number("shape[1]", n_k, 0)
-    queries, keys = whole("rows", rows), whole("cols", cols)
+    queries, keys = int64_array("rows", rows), int64_array("cols", cols)
     if len(queries) != len(keys):
         raise RedblueError(f"rows and cols must have the same length, got {len(queries)} and {len(keys)}")
     for name, array, n in (("rows", queries, n_q), ("cols", keys, n_k)):

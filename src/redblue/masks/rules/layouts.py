@@ -11,6 +11,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
+from redblue.masks.numbers import pair
 from redblue.masks.patterns.layout import Layout
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.squares import Squares
@@ -44,14 +45,8 @@ class Blocks(Rule):
             raise RedblueError(f"layout must be a 2-D boolean array, got shape {array.shape}")
         if array.dtype != np.bool_:
             raise RedblueError(f"layout must be boolean (True: attend), got {array.dtype}: pass layout != 0, perhaps")
-        edges = tuple(block) if isinstance(block, (Sequence, np.ndarray)) else (block, block)
-        whole = all(hasattr(edge, "__index__") and not isinstance(edge, bool) and edge >= 1 for edge in edges)
-        if len(edges) != 2 or not whole or isinstance(block, str):
-            raise RedblueError(
-                f"block must be two whole numbers (queries, keys) of at least 1, or one for both; got {block!r}"
-            )
         rows, cols = array.shape
-        return cls(np.packbits(array).tobytes(), (rows, cols), (edges[0].__index__(), edges[1].__index__()))
+        return cls(np.packbits(array).tobytes(), (rows, cols), pair("block", block))
 
     def with_layout(self, layout: np.ndarray) -> Blocks:
         """Return the same kind of rule with another layout of the same shape."""

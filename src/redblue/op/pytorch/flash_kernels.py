@@ -99,7 +99,7 @@ def forward(
         call = _packed(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, window)
     slopes = _slopes(call, alibi_slopes, cum_seq_q)
     if _in_parts(num_splits, call.packed and slopes is not None, dropout_p):
-        out, lse = _parts(call, window, scale, slopes, apart=num_splits == 1)
+        out, lse = _parts(call, window, scale, slopes, separate=num_splits == 1)
         return (*_shaped(call, out, lse, query), *_states(query, None))
     options = _options(call.mask, scale, dropout_p, _seed(query, dropout_p), slopes)
     out, lse = ops.forward(call.q, call.k, call.v, options)
@@ -298,11 +298,16 @@ def _strided_as(x: Tensor, result: Tensor) -> Tensor:
     return result.new_empty_strided(result.shape, strides).copy_(result)
 
 
-def _parts(call: Call, window: Mask, scale: float | None, slopes: Tensor | None, apart: bool) -> tuple[Tensor, Tensor]:
-    """The output and lse, computed in several calls: one for each sequence if `apart`, else as many as alibi needs."""
+def _parts(
+    call: Call, window: Mask, scale: float | None, slopes: Tensor | None, separate: bool
+) -> tuple[Tensor, Tensor]:
+    """The output and lse, computed in several calls.
+
+    separate: one call for each sequence, instead of as few calls as alibi allows.
+    """
     q, k, v = call.q, call.k, call.v
     if call.lengths is not None:
-        packed = packed_calls(*call.lengths, {"mask": window, "alibi": slopes}, apart)
+        packed = packed_calls(*call.lengths, {"mask": window, "alibi": slopes}, separate)
         parts = [
             (q[:, :, part.queries], k[:, :, part.keys], v[:, :, part.keys], part.options["mask"], part.options["alibi"])
             for part in packed

@@ -101,7 +101,7 @@ class Call:
 
         The gradients' reference is computed from the `out` and `lse` that the backward pass reads.
         """
-        rows, keys = _some(self.problem.n_q), _some(self.problem.n_k)
+        rows, keys = _checked_indices(self.problem.n_q), _checked_indices(self.problem.n_k)
         q, k, v = (widened(self.arrays[name]) for name in ("q", "k", "v"))
         if not self.backward:
             attends = self.attends(rows, np.arange(self.problem.n_k))
@@ -216,7 +216,7 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _some(n: int) -> np.ndarray:
+def _checked_indices(n: int) -> np.ndarray:
     """CHECKED indices, evenly spaced over 0 .. n - 1."""
     return np.unique(np.linspace(0, n - 1, CHECKED).astype(int))
 

@@ -26,9 +26,9 @@ def figure(comparison: Comparison) -> alt.FacetChart:
     """The chart without colours and fonts, which `charts.write` adds. Raises RedblueError if nothing fits."""
     pairs = max(1, comparison.family.z_qk) * comparison.problem.streams
     lines = [
-        {"facet": _title(name), "M": point.words, "y": item.words / pairs, "schedule": schedule, **_figures(item)}
+        {"facet": _title(name), "M": point.words, "y": count.words / pairs, "schedule": schedule, **_figures(count)}
         for point in comparison.points
-        for (schedule, name), item in point.counts.items()
+        for (schedule, name), count in point.counts.items()
     ]
     if not lines:
         raise RedblueError("nothing to draw, because no schedule fits any of the capacities: give larger --words")
@@ -39,7 +39,7 @@ def figure(comparison: Comparison) -> alt.FacetChart:
         for kind, value in ((PROVED, point.bound.words), (FAMILY, point.family))
         if value
     ]
-    heights = [item["y"] for item in (*lines, *bounds)]
+    heights = [row["y"] for row in (*lines, *bounds)]
     low, high = min(heights) / 1.25, max(heights) * 1.25
     capacities = [point.words for point in comparison.points]
     x = alt.X(
@@ -54,7 +54,7 @@ def figure(comparison: Comparison) -> alt.FacetChart:
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
         axis=alt.Axis(values=log_ticks(low, high), format="~g", domain=False, ticks=False),
     )
-    names = list(dict.fromkeys(item["schedule"] for item in lines))
+    names = list(dict.fromkeys(row["schedule"] for row in lines))
     layers = [*_bounds(x, y, low), *_schedules(names, x, y)]
     facets = [_title(name) for name in comparison.formats]
     columns = min(len(facets), 3)

@@ -48,10 +48,10 @@ def evaluate(point: Point) -> list[Row]:
         pairs = problem.streams * stream.mask.nnz(stream.n_q, stream.n_k)
     except RedblueError as error:
         return [values | {"status": INVALID, "reason": str(error)}]
-    return [row for cache in point.caches for row in _at(point, problem, pairs, cache, values)]
+    return [row for cache in point.caches for row in _rows_of(point, problem, pairs, cache, values)]
 
 
-def _at(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
+def _rows_of(point: Point, problem: Problem, pairs: int, cache: Cache, values: Row) -> list[Row]:
     """The rows of a point at one cache. pairs: attended pairs of all streams; values: the columns of the problem."""
     boundary = cache.boundary
     words = cache.words if boundary is None else planner.capacity_words(boundary, problem)

@@ -167,7 +167,7 @@ def test_shared_prefixes_are_found_and_read_once():
         x.copy_(torch.randn_like(x))
     check(call)
     if DEVICE == "cpu":
-        keys = [words(call, prefix)["k.at"] for prefix in (0, None)]
+        keys = [words(call, prefix)["k.pointer"] for prefix in (0, None)]
         assert keys == [call.k.shape[3] * n for n in (364, 364 - 96 - 64)]
 
 
@@ -182,19 +182,19 @@ def words(call, prefix=0):
 def test_keys_and_values_are_read_once_for_the_heads_that_share_them():
     call = draw(12, [37, 50], [1, 2], heads=(8, 2), device=DEVICE)
     counted = words(call)
-    assert counted["k.at"] == 2 * 24 * (37 + 50)
-    assert counted["v.at"] == 2 * 20 * (37 + 50)
+    assert counted["k.pointer"] == 2 * 24 * (37 + 50)
+    assert counted["v.pointer"] == 2 * 20 * (37 + 50)
     alias = draw(12, [37, 50], [1, 2], heads=(8, 2), kind="alias", device=DEVICE)
     counted = words(alias)
-    assert counted["k.at"] == 2 * 24 * (37 + 50)
-    assert "v.at" not in counted
+    assert counted["k.pointer"] == 2 * 24 * (37 + 50)
+    assert "v.pointer" not in counted
 
 
 @interpreted_only
 def test_windows_read_only_their_keys():
     call = draw(13, [90, 71], [1, 1], heads=(2, 1), device=DEVICE)
     call.options["mask"] = rb.Mask.sliding_window(20, 0, align="bottom-right")
-    assert words(call)["k.at"] == 24 * 2 * 21
+    assert words(call)["k.pointer"] == 24 * 2 * 21
     check(call)
 
 

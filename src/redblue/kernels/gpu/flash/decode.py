@@ -125,7 +125,7 @@ def merge(
     acc *= tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
     p_out = start(out, batch, head * GROUP) + out_offsets[:, None] + (index(i_col, WIDE) * out.col)[None, :]
-    tl.store(p_out, acc.to(out.at.dtype.element_ty), mask=m_out)
+    tl.store(p_out, acc.to(out.pointer.dtype.element_ty), mask=m_out)
     b_lse = tl.where(attends, row_max * constant(LN2, SUMS) + tl.log(tl.where(attends, row_sum, 1.0)), float("-inf"))
     tl.store(lse + numbers, b_lse, mask=m_row)
 

@@ -187,7 +187,7 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
             kept = p
             if scores.seed is not None:
                 kept, dp = p * keep, dp * keep
-            kept = kept.to(dout.at.dtype.element_ty)
+            kept = kept.to(dout.pointer.dtype.element_ty)
             dv0 = product(kept, do0, dv0, c.PRECISION)
             if c.V1:
                 dv1 = product(kept, do1, dv1, c.PRECISION)
@@ -196,7 +196,7 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
                 ds *= derivative
             if TILES == "masked" or TILES == "partial":
                 ds = tl.where(m_pair, ds, 0.0)  # a key that no query attends may hold NaN
-            ds = ds.to(q.at.dtype.element_ty)
+            ds = ds.to(q.pointer.dtype.element_ty)
             dk0 = product(ds, q0, dk0, c.PRECISION)
             if c.D1:
                 dk1 = product(ds, q1, dk1, c.PRECISION)

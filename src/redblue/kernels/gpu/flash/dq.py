@@ -173,7 +173,7 @@ def _dq_keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, 
             ds = p * (dp - b_delta[:, None])
             if scores.softcap is not None:
                 ds *= derivative
-            ds = ds.to(k.at.dtype.element_ty)
+            ds = ds.to(k.pointer.dtype.element_ty)
             dq0 = product(ds, k0, dq0, c.PRECISION)
             if c.D1:
                 dq1 = product(ds, k1, dq1, c.PRECISION)

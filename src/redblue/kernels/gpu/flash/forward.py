@@ -151,7 +151,7 @@ def flash_forward(
     factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
     out, p_lse = head_of(out, batch, head * GROUP, ALIGN), lse + block.numbers
     if span is not None:
-        out = Array(out.at + wide(i_span) * out_step, out.batch, out.head, out.row, out.col)
+        out = Array(out.pointer + wide(i_span) * out_step, out.batch, out.head, out.row, out.col)
         p_lse += wide(i_span) * lse_step
     out_offsets = row_offsets(out, index(block.i, WIDE), GROUP)
     store(out, out_offsets, acc0 * factor[:, None], m_row, 0, V0, D_V)
@@ -212,7 +212,7 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
             row_max = new_max
             if scores.seed is not None:
                 p *= keep_factors(scores, block.numbers, j, COLS, SUMS)
-            p = p.to(v.at.dtype.element_ty)
+            p = p.to(v.pointer.dtype.element_ty)
             v0 = load(v, v_offsets, m_key, 0, acc0.shape[1], c.D_V)
             acc0 = product(p, v0, acc0 * shrink[:, None], c.PRECISION)
             if c.V1:

@@ -89,6 +89,6 @@ def tensor_map(x: Tensor, rows: int, heads: int, width: int) -> TensorDescriptor
     x = x.transpose(1, 2)
     shape = [1, rows, heads, width]
     layout = gl.NVMMASharedLayout.get_default_for(shape, TYPES[x.dtype])  # type: ignore[operator]
-    whole = 16 // x.itemsize  # the stride of an axis of length 1 is arbitrary, but TMA checks it
-    strides = [stride if size > 1 else whole for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    aligned = 16 // x.itemsize  # the stride of an axis of length 1 is arbitrary, but TMA checks it
+    strides = [stride if size > 1 else aligned for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], shape, layout)

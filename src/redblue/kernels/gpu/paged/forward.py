@@ -134,7 +134,7 @@ def paged_forward(
         full_high = tl.minimum(full_high, tl.min(tl.where(m_row, block.keys, FAR)) - newest)
     borders = low, high, tl.cdiv(full_low, COLS) * COLS, tl.maximum(full_high, 0) // COLS * COLS
 
-    q = Array(q.at, q.batch, q.head, q.row, q.col)
+    q = Array(q.pointer, q.batch, q.head, q.row, q.col)
     q_offsets = b_query.to(tl.int64) * q.row + b_head.to(tl.int64) * q.head
     q0 = load(q, q_offsets, m_row, 0, D0, D)
     b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
@@ -208,7 +208,7 @@ def _keys(tiles, TILES: tl.constexpr, state, operands, block, m_row, scores, lis
             shrink = tl.exp2(row_max - new_max)
             row_sum = row_sum * shrink + tl.sum(p, 1)
             row_max = new_max
-            p = p.to(v.at.dtype.element_ty)
+            p = p.to(v.pointer.dtype.element_ty)
             v0 = k0 if c.ALIASED else load(v, v_offsets, m_key, 0, acc0.shape[1], c.D_V)
             acc0 = product(p, v0, acc0 * shrink[:, None], c.PRECISION)
             if c.V1:

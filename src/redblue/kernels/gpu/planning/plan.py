@@ -159,14 +159,18 @@ def _candidates(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[tuple[Launch, ...], Unplanned | None]:
     """The candidates, and the error of the requested kernel if another one takes its place."""
-    ranked = {name: _ranked(name, direction, sizes, dtype, card, options) for name, way in KERNELS if way == direction}
+    ranked = {
+        name: _ranked(name, direction, sizes, dtype, card, options)
+        for name, kernel_direction in KERNELS
+        if kernel_direction == direction
+    }
     requested = ranked.get(schedule)
     if isinstance(requested, list):
-        return _few(requested), None
+        return _launches_of(requested), None
     fitting = [choice for choices in ranked.values() if isinstance(choices, list) for choice in choices]
     if not fitting:
         raise requested or next(failure for failure in reversed(ranked.values()) if isinstance(failure, Unplanned))
-    return _few(sorted(fitting, key=_rank)), requested
+    return _launches_of(sorted(fitting, key=_rank)), requested
 
 
 class _Choice(NamedTuple):
@@ -180,7 +184,7 @@ def _rank(choice: _Choice) -> tuple[float, ...]:
     return choice.rank
 
 
-def _few(ranked: list[_Choice]) -> tuple[Launch, ...]:
+def _launches_of(ranked: list[_Choice]) -> tuple[Launch, ...]:
     """The best launch, then the best ones that differ in kernel, in stages, in warps, or in an edge."""
     first, near = ranked[0], [choice for choice in ranked if choice.words <= NEAR * ranked[0].words]
     settings = [lambda x: x.kernel, lambda x: x.stages, lambda x: x.warps, *map(_edge, range(len(first.launch.tiles)))]

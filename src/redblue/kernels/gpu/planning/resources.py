@@ -91,14 +91,14 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
     waiting = footprint.waiting if family not in (9, 10) else 0  # on sm_90 and sm_100 products read shared memory
     within_warps = family == 9 and word == 2 and footprint.tall >= max(WARPGROUP_ROWS, WARP_ROWS * warps)
     results = RESULTS_WITHIN_WARPS if within_warps else RESULTS
-    takes = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / results) / threads
+    numbers = max(footprint.sums / SUMS, (footprint.sums + footprint.scores + waiting) / results) / threads
     if without_tensor_cores(dtype, card):
         rows, cols, inner = footprint.product
         operands = (rows + cols) / math.sqrt(threads) * inner  # the model arranges threads in a square
-        takes = 2 * (footprint.sums + footprint.scores) / threads + operands / 2
+        numbers = 2 * (footprint.sums + footprint.scores) / threads + operands / 2
         if footprint.all_at_once and word >= 4 and not pipelines(card):
-            takes += LOADED * sum(footprint.stream) / threads
-        takes /= SCALAR if word >= 4 else CONVERTED
+            numbers += LOADED * sum(footprint.stream) / threads
+        numbers /= SCALAR if word >= 4 else CONVERTED
         word = max(word, 4)
     streaming, exchanged = max(footprint.stream), 0 if within_warps else footprint.exchanged
     if stages > 1 and pipelines(card):
@@ -109,7 +109,7 @@ def resources(footprint: Footprint, dtype: str, card: Card, warps: int, stages: 
         exchanged = max(exchanged, footprint.transposed) + footprint.added  # one exchange more than elsewhere
     slack = SLACK * (2 if family == 10 or within_warps else 1)
     shared = word * max(footprint.stay + streaming + exchanged + footprint.added, footprint.stored) + slack
-    return Resources(shared, per_number * takes / registers)
+    return Resources(shared, per_number * numbers / registers)
 
 
 def pipelines(card: Card) -> bool:

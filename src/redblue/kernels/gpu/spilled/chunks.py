@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 class Spilled(NamedTuple):
     """An array of a chunk in the form for kernels: (streams, rows, columns), or (streams, columns, rows)."""
 
-    at: Any
+    pointer: Any
     stream: int  # elements from one stream to the next
     line: int
 
@@ -109,4 +109,4 @@ def _memory(task: Task, streams: int, lines: int, length: int, dtype: torch.dtyp
 @triton.jit
 def line_at(x, local, i_line):
     """Pointers to lines of a Spilled. local: the index of the stream in the chunk."""
-    return x.at + tl.cast(local, tl.int64) * x.stream + tl.cast(i_line, tl.int64) * x.line
+    return x.pointer + tl.cast(local, tl.int64) * x.stream + tl.cast(i_line, tl.int64) * x.line

@@ -127,8 +127,8 @@ def _output(task: Task, launch: Launch, chunk: Chunk, common: dict[str, Any], ro
 @triton.jit
 def log2_sum(row_max, row_sum):
     """log2 of row_sum 2^row_max; -inf where nothing was summed."""
-    some = row_sum != 0
-    return tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
+    attends = row_sum != 0
+    return tl.where(attends, row_max + tl.log2(tl.where(attends, row_sum, 1.0)), float("-inf"))
 
 
 @triton.jit(do_not_specialize=PLACE)

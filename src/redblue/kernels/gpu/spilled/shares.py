@@ -39,8 +39,8 @@ def share_of(
         low, high = rows_of(scores, block.first, block.stop, n_rows, GROUP)
         begin, stop = tl.maximum(low, row) // DEPTH * DEPTH, tl.minimum(high, row + rows)
         begun, ended = (low < row) & (low < high), (high <= row + rows) | (low >= high)
-        some = (tl.maximum(low, row) < stop) | ((low >= high) & (row == 0))
-        return Share(begin, stop, begin, stop, begun, ended, some)
+        has_work = (tl.maximum(low, row) < stop) | ((low >= high) & (row == 0))
+        return Share(begin, stop, begin, stop, begun, ended, has_work)
     else:
         i_list = list_of(lists, block.batch, block.head, block.index, block.blocks)
         full, full_end = tl.load(lists.full_starts + i_list), tl.load(lists.full_starts + i_list + 1)
@@ -53,8 +53,8 @@ def share_of(
         begun = (begin > full) | (partial_begin > partial)
         ended = (stop == full_end) & (partial_stop == partial_end)
         nothing = (full == full_end) & (partial == partial_end)
-        some = (begin < stop) | (partial_begin < partial_stop) | (nothing & (row == 0))
-        return Share(begin, stop, partial_begin, partial_stop, begun, ended, some)
+        has_work = (begin < stop) | (partial_begin < partial_stop) | (nothing & (row == 0))
+        return Share(begin, stop, partial_begin, partial_stop, begun, ended, has_work)
 
 
 @triton.jit

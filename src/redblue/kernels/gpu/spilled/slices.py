@@ -35,7 +35,7 @@ class SliceConstants(NamedTuple):
 @triton.jit
 def pointers(panel, i_col, WIDE: tl.constexpr):
     """Pointers to these columns of the panel."""
-    return panel.x.at + panel.offsets[:, None] + (index(i_col, WIDE) * panel.x.col)[None, :]
+    return panel.x.pointer + panel.offsets[:, None] + (index(i_col, WIDE) * panel.x.col)[None, :]
 
 
 @triton.jit

@@ -32,8 +32,9 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     corpus = any_corpus()
     torch.set_num_threads(usable_cpus())
     train, test = (texts.as_array(corpus.bytes_of(held_out)) for held_out in (False, True))
-    about = point | {"batch": point["tokens"] // point["n"], "dtype": "float32", "contender": REDBLUE}
-    training = curves.training_of(about | {"steps": ENDLESS}, train, checkpoints.path_for(folder, point, corpus.digest))
+    settings = point | {"batch": point["tokens"] // point["n"], "dtype": "float32", "contender": REDBLUE}
+    path = checkpoints.path_for(folder, point, corpus.digest)
+    training = curves.training_of(settings | {"steps": ENDLESS}, train, path)
     every = point["budget_seconds"] / point["tests"]
     while len(training.notes) < point["tests"]:
         training.step()

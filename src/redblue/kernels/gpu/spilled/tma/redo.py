@@ -68,8 +68,8 @@ def redo(
             row_max = new_max
             b_v = load_tile(v, batch, head // GROUP, key, f, KEYS, FEATURES)
             acc = multiply(s.to(b_v.dtype), b_v, acc * shrink[:, None])
-        some = row_sum != 0
-        acc = acc * tl.where(some, 1.0 / tl.where(some, row_sum, 1.0), 0.0)[:, None]
+        attends = row_sum != 0
+        acc = acc * tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
         out.store([batch, head, row, f], acc.to(out.dtype).reshape(1, 1, ROWS, FEATURES))
-        b_lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
+        b_lse = tl.where(attends, (row_max + tl.log2(tl.where(attends, row_sum, 1.0))) * LN2, float("-inf"))
         tl.store(lse + wide(stream + local) * line + i_row, b_lse, mask=i_row < n_q)

@@ -64,11 +64,11 @@ def row_sums(
         p_sums = sums + wide(local) * tl.cdiv(n_k, COLS) * n_q + i_row
         for t in tl.range(0, tl.cdiv(stop, COLS)):
             total += tl.load(p_sums + wide(t) * n_q, mask=m_row, other=0.0)
-        some = total != 0
-        acc = acc * tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)[:, None]
+        attends = total != 0
+        acc = acc * tl.where(attends, 1.0 / tl.where(attends, total, 1.0), 0.0)[:, None]
         if f == 0:
             b_level = tl.load(level + wide(local) * n_q + i_row, mask=m_row, other=0.0)
-            b_lse = tl.where(some, (b_level + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+            b_lse = tl.where(attends, (b_level + tl.log2(tl.where(attends, total, 1.0))) * LN2, float("-inf"))
             tl.store(lse + wide(stream + local) * line + i_row, b_lse, mask=m_row)
             tl.store(flags + local * blocks + block, tl.max(tl.where(total <= LIMIT, 0, 1), 0))
     else:
