@@ -36,7 +36,6 @@ class Process(Network):
         self.tensors: dict[Name, Tensor] = {}
         self.arriving: dict[Name, tuple[Work, int]] = {}
         self.leaving: list[tuple[Work, int, Tensor]] = []  # the tensors must live until they are sent
-        self.sent_words = self.sent_bytes = self.received_words = self.received_bytes = 0
         self.tags: Counter[tuple[int, int]] = Counter()  # messages between two ranks so far
 
     @property
@@ -59,15 +58,11 @@ class Process(Network):
             self.tags[source, target] += 1
             if source == self.rank:
                 tensor = self.read(name)[..., row_index(self.shapes[name], rows), :].contiguous()
-                self.sent_words += tensor.numel()
-                self.sent_bytes += tensor.nbytes
                 sends.append((target, tensor))
                 operations.append(dist.P2POp(dist.isend, tensor, self._global(target), self.group, tag))
             else:
                 tensor = self.empty(name, len(rows))
                 width = tensor.numel() // len(rows)
-                self.received_words += tensor.numel()
-                self.received_bytes += tensor.nbytes
                 receives.append((source, name, Shape(rows, width), tensor))
                 operations.append(dist.P2POp(dist.irecv, tensor, self._global(source), self.group, tag))
         if not operations:

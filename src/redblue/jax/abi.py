@@ -139,22 +139,6 @@ class Frame(ctypes.Structure):
     )
 
 
-# The C names of the structs, and of the fields that have other names in C
-IN_C = {
-    Extension: "XLA_FFI_Extension_Base",
-    Version: "XLA_FFI_Api_Version",
-    Metadata: "XLA_FFI_Metadata",
-    MetadataExtension: "XLA_FFI_Metadata_Extension",
-    Api: "XLA_FFI_Api",
-    ErrorArguments: "XLA_FFI_Error_Create_Args",
-    Buffer: "XLA_FFI_Buffer",
-    Bytes: "XLA_FFI_ByteSpan",
-    Arguments: "XLA_FFI_Args",
-    Attributes: "XLA_FFI_Attrs",
-    Frame: "XLA_FFI_CallFrame",
-}
-EMBEDDED = Version, Arguments, Attributes  # parts of other structs, so that their sizes must be exact
-
 Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))
 CreateError = ctypes.CFUNCTYPE(c_void_p, POINTER(ErrorArguments))
 
