@@ -108,8 +108,10 @@ def generated(manager: Any, inputs: list[list[int]], count: int) -> list[Any]:
 
 @torch.no_grad()
 def loss(exact: Any, prompt: list[int], tokens: list[int]) -> float:
-    """The most that a token's exact logit lies below the greatest logit, in standard deviations; 0 if all are
-    greedy."""
+    """The largest distance of a token's exact logit below the greatest logit, in standard deviations of the logits.
+
+    0 if every token is the greedy choice.
+    """
     logits = exact(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return float(((logits.max(1).values - chosen) / logits.std(1)).max())

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.options import at_least, parser_of
 from benchmarks.cpu.fuzz_paged import paged_call
 from benchmarks.cpu.guarded import Guarded
 from redblue.base.dtypes import COMPUTED, DTYPE_CODES, sum_dtype
@@ -150,10 +151,10 @@ def fuzz(seed: int, seconds: float, workers: int, folder: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="duration (default: 600)")
     parser.add_argument("--seed", type=int, default=None, help="seed of the calls (default: from the clock)")
-    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--workers", type=at_least(1), default=2, help="processes (default: 2)")
     parser.add_argument("--call", type=int, nargs=2, metavar=("SEED", "NUMBER"), help="repeat one call")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()

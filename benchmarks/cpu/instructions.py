@@ -9,13 +9,15 @@ column `least` counts these instructions. Instructions that access the stack are
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.common.options import parser_of
 
 ROWS = 6  # kMR
 # For each format: its name in mangled functions, and its multiply-add instructions on Arm and x86.
@@ -96,11 +98,13 @@ def loops(folder: Path, objdump: str) -> list[Loop]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="a CMake build folder")
-    parser.add_argument("--objdump", default="objdump")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--objdump", default="objdump", help="the disassembler (%(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
+    if shutil.which(options.objdump) is None:
+        parser.error(f"--objdump: there is no command {options.objdump}")
     all_loops = loops(options.folder, options.objdump)
     if not all_loops:
         sys.exit(f"{options.folder} holds no object files of instruction sets: build the core there first")

@@ -74,6 +74,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measure:
+    """One line of the table. d: the head dimension by which --d selects; None if --d does not apply."""
+
     title: str
     check: Callable[[Bench], None]
     run: Callable[[Bench], Row]
@@ -213,6 +215,7 @@ def scaling() -> Measure:
 
 
 def gpt(autocast: bool) -> Measure:
+    """Compare training steps of a small GPT with the attention of redblue and of PyTorch."""
     title, case = "GPT training step", "bf16 autocast" if autocast else "fp32"
 
     def check(bench: Bench) -> None:
@@ -254,7 +257,7 @@ def overhead() -> Measure:
 NEIGHBOUR = Call(64, n_q=256, n_k=256)
 
 
-def after_us() -> Measure:
+def matmul_after_attention() -> Measure:
     """Time PyTorch's matmul right after attention, to see whether redblue's idle threads slow it down."""
     title = "PyTorch's matmul after attention"
 
@@ -270,7 +273,7 @@ def after_us() -> Measure:
     return Measure(title, lambda bench: bench.check(NEIGHBOUR), run)
 
 
-def after_them() -> Measure:
+def attention_after_matmul() -> Measure:
     """Time attention right after PyTorch's matmul, whose threads keep spinning for a while; without requirement."""
     title = "redblue after PyTorch's matmul"
 
@@ -302,6 +305,7 @@ def _second(first: Callable[[], object], second: Callable[[], object], seconds: 
 
 
 def tile(direction: str, dtype: str, d: int) -> Measure:
+    """Compare the planned tile with the best tile of a grid."""
     title, call = f"tiles, {SHORT[dtype]} {direction}", Call(d, dtype, direction)
 
     def run(bench: Bench) -> Row:
@@ -355,7 +359,7 @@ def measures() -> dict[str, list[Measure]]:
         "scaling": [scaling()],
         "training": [gpt(autocast) for autocast in (False, True)],
         "overhead": [overhead()],
-        "neighbours": [after_us(), after_them()],
+        "neighbours": [matmul_after_attention(), attention_after_matmul()],
         "tiles": [tile(*sides, d) for sides in TILE_SIDES for d in TILE_DIMS],
         **masks(),
     }

@@ -25,7 +25,7 @@ if "--dry" in sys.argv:
 import torch  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
-from benchmarks.common.options import console, parser_of
+from benchmarks.common.options import chosen, console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu import race
 from benchmarks.gpu.ahead import Ahead
@@ -61,7 +61,7 @@ def left(kept: Kept, options: argparse.Namespace) -> list[tuple[Call, list[str]]
     return pending
 
 
-class Bench:
+class Runner:
     """Measures points with a worker until the time is over, and stores each point at once."""
 
     def __init__(self, kept: Kept, path: Path, worker: Worker | Here, end: float, console: Console) -> None:
@@ -142,19 +142,19 @@ class Bench:
 def run(kept: Kept, options: argparse.Namespace, worker: Worker | Here, console: Console) -> None:
     """Measure the missing points until the budget is spent."""
     end, todo = time.monotonic() + options.budget, left(kept, options)
-    bench = Bench(kept, options.json, worker, end, console)
+    runner = Runner(kept, options.json, worker, end, console)
     with contextlib.ExitStack() as stack:
         stack.callback(worker.end)
         ahead = None if options.dry else stack.enter_context(Ahead.on_device())
         if ahead:
             ahead.start(todo)
-        bench.rates(options.dry)
+        runner.rates(options.dry)
         for call, names in todo:
             if ahead:
                 ahead.wait(call, min(WAIT_SECONDS, end - time.monotonic()))
             if time.monotonic() > end:
                 break
-            bench.measure(call, names)
+            runner.measure(call, names)
         if ahead:
             console.print(ahead.summary(), highlight=False)
 
@@ -180,6 +180,9 @@ def arguments() -> argparse.Namespace:
     if options.dry and options.json is None and not options.list:
         parser.error("--dry needs --json, because its results must not replace measured ones")
     options.json = options.json or KEPT
+    chosen(parser, options.only or "", plan(options.dry), lambda entry: entry[0].title)
+    if options.show and not options.json.exists():
+        parser.error(f"--show: there is no {options.json}")
     return options
 
 

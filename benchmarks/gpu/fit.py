@@ -150,7 +150,7 @@ def compiled(case: Case) -> Row:
             wrong.append(
                 f"{each.kernel} does not fit: {each.shared_bytes:,} bytes, {each.tensor_memory_columns} columns"
             )
-        elif each.shared_bytes > launch.shared_bytes and each.kernel != "bias_gradient":  # which has tiles of its own
+        elif each.shared_bytes > launch.shared_bytes and each.kernel != "bias_gradient":  # it has its own tiles
             wrong.append(f"{each.kernel} needs {each.shared_bytes:,} bytes, the model predicts {launch.shared_bytes:,}")
         if each.spilled_bytes > SPILLED_BYTES:
             wrong.append(f"{each.kernel} spills {each.spilled_bytes:,} bytes")

@@ -17,7 +17,7 @@ COPY_BYTES = 4 << 30
 SHORT_SECONDS = 2e-3  # of a call whose launches may take the host longer than the device
 AHEAD_CYCLES = 1_000_000  # the device waits about half a millisecond, so that the host enqueues launches in advance
 
-Call = Callable[[], object]
+Run = Callable[[], object]
 
 
 class Device:
@@ -29,11 +29,11 @@ class Device:
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         self.flushed = torch.empty(FLUSH_OVER_L2 * l2_bytes, dtype=torch.int8, device=self.name)
 
-    def seconds(self, run: Call) -> list[float]:
+    def seconds(self, run: Run) -> list[float]:
         """The seconds of several repetitions, after two warm-up calls."""
         return self.in_turns({"": run})[""]
 
-    def in_turns(self, runs: Mapping[str, Call]) -> dict[str, list[float]]:
+    def in_turns(self, runs: Mapping[str, Run]) -> dict[str, list[float]]:
         """The seconds of several repetitions of each run: A B, B A, A B ..., after two warm-up calls of each.
 
         All runs therefore have the same temperature and clock of the card.
@@ -51,7 +51,7 @@ class Device:
             turns += some[:: 1 if i % 2 == 0 else -1]
         return self._timed(turns)
 
-    def _timed(self, runs: list[tuple[str, Call, float]]) -> dict[str, list[float]]:
+    def _timed(self, runs: list[tuple[str, Run, float]]) -> dict[str, list[float]]:
         """The seconds of each run by name. runs: (name, function, its seconds so far)."""
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in runs]
         for (_, run, before), (start, end) in zip(runs, events, strict=True):
@@ -76,10 +76,10 @@ class Dry:
 
     name = "cpu"
 
-    def seconds(self, run: Call) -> list[float]:
+    def seconds(self, run: Run) -> list[float]:
         return [seconds_of(run)]
 
-    def in_turns(self, runs: Mapping[str, Call]) -> dict[str, list[float]]:
+    def in_turns(self, runs: Mapping[str, Run]) -> dict[str, list[float]]:
         return {name: self.seconds(run) for name, run in runs.items()}
 
     def free(self) -> None:

@@ -3,8 +3,8 @@
 The packages get redblue as their flash_attn (`redblue.integrations.flash_attn.install`), so that only the distribution
 differs. All contenders alternate in the same processes, over gloo, in bfloat16, with d 64: on one computer or, with
 --gbit, over links between network namespaces. Before anything is timed, outputs are compared with a single process, and
-gradients with redblue's. Ratios are medians over the rounds. The window is n/16. Only the packages' functions with
-correct results for a window are compared.
+gradients with redblue's. Ratios are medians over the rounds. The window is n/16; only those
+functions of the packages are compared that give correct results for a window.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def main() -> None:
     curves = {}
     for size in (options.processes, 1):
         curves[size], seconds = local.run(losses, size, options.n, options.window, options.steps)[0]
-        print(f"{size} processes: loss {curves[size][0]:.5f} to {curves[size][-1]:.5f}, {seconds:.0f} s", flush=True)
+        print(f"processes {size}: loss {curves[size][0]:.5f} to {curves[size][-1]:.5f}, {seconds:.0f} s", flush=True)
     difference = max(abs(a - b) for a, b in zip(*curves.values(), strict=True))
     print(f"largest difference of a step's loss: {difference:.1e}")
     if options.json:

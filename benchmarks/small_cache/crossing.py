@@ -21,6 +21,7 @@ from rich.console import Console
 
 import redblue as rb
 from benchmarks.common.kept import days
+from benchmarks.common.options import parser_of
 from benchmarks.common.places import RESULTS, can_draw
 from redblue import schedules
 from redblue.base.files import replace_whole
@@ -97,9 +98,9 @@ def everything() -> list[Row]:
 
 
 def crossing(rows: list[Row], first: str, second: str, quantity: str) -> float | None:
-    """The d^2 / M beyond which `second` takes fewer words or seconds (`what`) than `first`. rows: for one memory size.
+    """The d^2 / M beyond which schedule `second` takes less than `first`. rows: for one direction and memory size.
 
-    The ratio is interpolated linearly between head dimensions. None if the schedules do not cross.
+    quantity: "words" or "seconds". The crossing is interpolated linearly between head dimensions. None: no crossing.
     """
     amounts: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -180,14 +181,17 @@ def draw(path: Path, facts: dict[str, Any], rows: list[Row]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--dry", action="store_true", help="only count; this needs no GPU")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds on the GPU (%(default)s)")
     parser.add_argument("--json", type=Path, default=KEPT, help=f"file for the results ({KEPT.name})")
     parser.add_argument(
         "--show", action="store_true", help="measure nothing; show the table and draw the figure of the kept results"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.show and not options.json.exists():
+        parser.error(f"--show: there is no {options.json}")
+    return options
 
 
 def main() -> None:

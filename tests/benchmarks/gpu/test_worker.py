@@ -42,8 +42,8 @@ def raced(tmp_path, names=("a", "b", "c"), **failures):
     worker = Scripted(**failures)
     kept = points.Kept({"dry": True})
     tmp_path.mkdir(exist_ok=True)
-    bench = attention.Bench(kept, tmp_path / "gpu.json", worker, time.monotonic() + 60, Console(quiet=True))
-    bench.measure(calls.Call(64), list(names))
+    runner = attention.Runner(kept, tmp_path / "gpu.json", worker, time.monotonic() + 60, Console(quiet=True))
+    runner.measure(calls.Call(64), list(names))
     return {point.contender: point for point in points.Kept.read(tmp_path / "gpu.json").points}, worker.asked
 
 
