@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.integers import LARGEST, whole_number
 
 MAX_PRINTED = 16  # numbers: longer lists print only their ends
 
@@ -72,11 +72,11 @@ def int64_array(name: str, value: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def pair(name: str, value: Any) -> tuple[int, int]:
-    """Check two whole numbers (queries, keys) of at least 1, or one number for both. Raises RedblueError."""
+def pair(name: str, value: Any, most: float = LARGEST) -> tuple[int, int]:
+    """Check two whole numbers (queries, keys) from 1 to `most`, or one number for both. Raises RedblueError."""
     parts = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value, value)
     if len(parts) != 2:
         raise RedblueError(
             f"{name} must be two whole numbers (queries, keys) of at least 1, or one for both; got {value!r}"
         )
-    return whole_number(f"{name}[0]", parts[0], 1), whole_number(f"{name}[1]", parts[1], 1)
+    return whole_number(f"{name}[0]", parts[0], most=most), whole_number(f"{name}[1]", parts[1], most=most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Blocks(Rule):
         if array.dtype != np.bool_:
             raise RedblueError(f"layout must be boolean (True: attend), got {array.dtype}: pass layout != 0, perhaps")
         rows, cols = array.shape
-        return cls(np.packbits(array).tobytes(), (rows, cols), pair("block", block))
+        return cls(np.packbits(array).tobytes(), (rows, cols), pair("block", block, most=math.inf))
 
     def with_layout(self, layout: np.ndarray) -> Blocks:
         """Return the same kind of rule with another layout of the same shape."""
