@@ -232,7 +232,8 @@ def test_a_busy_machine_is_named(load, warns, measured, monkeypatch, tmp_path):
     monkeypatch.setattr(training, "usable_cpus", lambda: 2)
     result = experiments.run("training", out=tmp_path, quick=True, only="bert")
     assert {row["load"] for row in result.rows} == {load}
-    assert any("Other programs ran beside the part `bert` of this experiment (load average up to 9)" in line for line in result.findings) == warns
+    warning = "Other programs ran beside the part `bert` of this experiment (load average up to 9)"
+    assert any(warning in line for line in result.findings) == warns
 
 
 def test_requirements_hold_for_the_full_sizes_alone():
