@@ -34,22 +34,6 @@ def model(name="toy", direction="forward", **sizes):
     return Model(name, name.title(), (Layers("attention", 3, problem),), "made up", ("a note of the model",))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def curves_computed_once():
-    """Keep every curve for later reports of the same problem and machines; a curve takes a second."""
-    kept = {}
-
-    def kept_curve(problem, memories):
-        key = repr((problem, memories))
-        if key not in kept:
-            kept[key] = curve(problem, memories)
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redblue.studies.report.data.curve", kept_curve)
-        yield
-
-
 @pytest.fixture(scope="module")
 def report():
     return collect([model(), rb.model("sd-vae", n=256)], [TINY, rb.memory("t4")])
