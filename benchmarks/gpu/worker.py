@@ -20,7 +20,7 @@ from benchmarks.common.kept import is_final
 from redblue.base.errors import RedblueError
 
 START_SECONDS = 90  # a new process imports PyTorch and Triton
-TOLD = 300  # characters of the reason of a failure
+MAX_CHARACTERS = 300  # characters of the reason of a failure
 
 
 class Failed(RedblueError):
@@ -160,4 +160,4 @@ def reason_of(failure: BaseException, caught: list[warnings.WarningMessage]) -> 
         str(warning.message).split(" (Triggered")[0] for warning in caught if issubclass(warning.category, UserWarning)
     ]
     text = "; ".join([f"{type(failure).__name__}: {failure}", *dict.fromkeys(reasons)])
-    return " ".join(text.split())[:TOLD]
+    return " ".join(text.split())[:MAX_CHARACTERS]

@@ -41,7 +41,7 @@ WIDTHS = (512, 256, 1024, 128, 64)  # the most informative first
 MEASURED = ("launch", "launch_words", "seconds", "date", "l1_l2_bytes", "l2_dram_bytes", "l2_dram_bound_bytes", "why")
 AHEAD_SECONDS = 150.0  # for compilation on all cores before the first measurement
 PATIENCE_SECONDS = 60  # for one row
-TOLD = 300  # characters of the reason why a launch failed
+MAX_CHARACTERS = 300  # characters of the reason why a launch failed
 
 
 def measured(path: Path, budget: float, console: Console) -> tuple[dict[str, Any], list[Row]]:
@@ -129,7 +129,9 @@ def _time(rows: list[Row], end: float, write: Any, console: Console) -> None:
         try:
             timed = worker.ask("time", row, seconds=min(PATIENCE_SECONDS, left))
         except Failed as failure:
-            timed = replace(row, launch="" if failure.passing else "none", why=str(failure)[:TOLD], date=now())
+            timed = replace(
+                row, launch="" if failure.passing else "none", why=str(failure)[:MAX_CHARACTERS], date=now()
+            )
         for name in MEASURED:
             setattr(row, name, getattr(timed, name))
         write()
@@ -171,7 +173,7 @@ def _time_one(
             raise
         except Exception as failure:  # no failure of a launch may end the run
             row.launch = "none" if is_final(failure) else ""
-            row.why = f"{type(failure).__name__}: {failure}"[:TOLD]
+            row.why = f"{type(failure).__name__}: {failure}"[:MAX_CHARACTERS]
             return
     problem = small_cache.problem(row.direction, row.d)
     row.launch, row.launch_words = repr(launch), schedules.get(row.schedule).words(problem, launch.tiles)
