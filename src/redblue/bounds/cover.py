@@ -43,7 +43,10 @@ class Cover:
         return self.pairs[np.minimum(step, len(self.sizes) - 1)]
 
     def slope(self, e: Any) -> Any:
-        """Return an upper bound of sigma(e) = sup over u of min(e, K(u)) / u: pairs per row or column, with e pairs."""
+        """Return an upper bound of sigma(e) = sup over u of min(e, K(u)) / u.
+
+        This is the maximum of attended pairs per row or column, if at most e pairs are taken.
+        """
         step = np.searchsorted(self.pairs, e, side="right")  # the first step with more than e pairs
         least = np.append(self._least, math.inf)[step]
         return np.maximum(np.append(0.0, self._steepest)[step], e / least) * ROUNDING

@@ -1,8 +1,9 @@
 """Masks in compiled functions of JAX, which hold no Python objects: a text for a small mask, a name for a large one.
 
 A text holds the whole mask (masks/serialised.py), so an exported function runs in any process. A name is the digest of
-the text: it is the same in every process, so that JAX's cache of compiled functions works across processes. The
-process keeps a mask with a name until it ends, as JAX keeps the constants of compiled functions.
+the text: it is the same in every process, so that JAX's cache of compiled functions works across processes. Exception:
+a mask that is too large for any text gets a random name, which only its own process knows. The process keeps a mask
+with a name until the process ends, as JAX keeps the constants of compiled functions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def name_of(mask: Mask) -> str:
         return name
     try:
         name = text_of(mask)
-    except RedblueError:  # too large for a text: the name holds in this process
+    except RedblueError:  # too large for a text: a random name, which only this process knows
         name = f"mask-{uuid.uuid4().hex}"
     if name.startswith(PREFIX) and len(name) > MAX_TEXT:
         name = f"mask-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"

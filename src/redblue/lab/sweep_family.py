@@ -26,7 +26,7 @@ OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its ot
     "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},
 }
 KEYS = ("k", "v")
-MAX_READS = 12  # most reads of the left factor of an output-stationary product
+MAX_READS = 12  # an output-stationary product reads its left factor fewer times than this
 
 
 Sides = tuple[int, int]  # a number for rows, and one for keys
@@ -88,7 +88,9 @@ def resident(x: float, rows: Sides, keys: Sides) -> float:
 def tiled(x: float, outputs: dict[str, tuple[str, str, int]], computed: Iterable[str], adds: Iterable[str]) -> float:
     """Words of a sweep in which a tile of each array of pairs in use stays, while slices of its factors stream.
 
-    A score is complete before its P is used, and dP before dS. Only dP and dV share a stream: dO.
+    A tile of scores is complete before its P is used, and a tile of dP before its dS is used. So an array of pairs and
+    the outputs made from it take slices of their factors at different times. The only sharing is that of dP and dV,
+    which both take slices of dO: dV is made from P, so it need not wait for dP.
     """
     held = {"ds" if pair == "dp" else pair for pair in computed} | {outputs[name][0] for name in adds}
     streams = [set(FACTORS[pair]) for pair in computed]

@@ -48,7 +48,11 @@ def monomials(d: int, degree: int) -> Iterator[tuple[int, ...]]:
 
 
 def features(m: Machine, x: Tile, chosen: list[tuple[int, ...]]) -> Tile:
-    """Compute the chosen features of the rows of x in a new tile: product of variables / d^(t/4) / sqrt(powers!)."""
+    """Compute the chosen features of the rows of x in a new tile.
+
+    The feature of a monomial of degree t is the product of its variables, divided by d^(t/4), and divided by the square
+    root of the product of the factorials of its powers.
+    """
     phi = m.full("phi", (x.shape[0], len(chosen)), 1.0)
     for column, variables in enumerate(chosen):
         powers = math.prod(math.factorial(len(list(same))) for _, same in groupby(variables))

@@ -55,7 +55,8 @@ class Read(NamedTuple):
 class Call(NamedTuple):
     """The facts about a call that follow from its shapes and types.
 
-    q, k, v, out: the two dense layouts that the tensor or its gradient may get; `inside` returns the index of one.
+    q, k, v, out: the two dense layouts that the tensor or its gradient may get. `inside` returns the index (0 or 1) of
+    the layout that a tensor has.
     """
 
     sizes: Sizes
@@ -91,7 +92,7 @@ def call_of(q: Any, k: Any, v: Any, dtypes: tuple[torch.dtype, ...], arrays: tup
     dtype = checks.check_dtypes({name: dtype_name(x) for name, x in zip("qkv", dtypes, strict=True)})
     sums = getattr(torch, sum_dtype(dtype))
     read = []
-    for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # none if no array is given
+    for (name, rules), form in zip(ARRAYS.items(), arrays, strict=False):  # arrays is () if no option array is given
         if form is not None:
             own_dtype, full = dtype_name(form[1]), rules.shape(sizes)
             check_array(name, form[0], own_dtype, sizes, dtype)

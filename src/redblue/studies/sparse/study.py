@@ -40,8 +40,8 @@ class Point:
     """The counts for one capacity.
 
     words: M. bound: the best proved bound. one_mask: words of the bound for one mask, 0 if there is none. family: words
-    of the family's form. counts: counts by schedule and format. reasons: reasons for missing counts, by schedule and
-    format.
+    of the bound for a family of inputs, without its constant (bounds/family.py). counts: counts by schedule and format.
+    reasons: reasons for missing counts, by schedule and format.
     """
 
     words: int
@@ -61,8 +61,8 @@ class Point:
 class Comparison:
     """The result of `compare`.
 
-    formats: the size of each index in words; backward, of both sides. left_out: reasons why formats cannot store the
-    mask.
+    formats: the size of each format's index in words; backward, the sizes of the index by rows and of the index by
+    columns, added up. left_out: reasons why formats cannot store the mask.
     """
 
     problem: Problem

@@ -14,7 +14,7 @@ EDGE = gl.constexpr(64)  # rows of a warpgroup
 
 
 class Constants(NamedTuple):
-    """The numbers and switches that a kernel is compiled for; hopper_forward explains them.
+    """The numbers and switches that a kernel is compiled for; forward_kernel.py explains those without a comment.
 
     It is constructed in the call of a helper. If it were in a variable, Triton would make run-time numbers of it.
     """
@@ -26,8 +26,8 @@ class Constants(NamedTuple):
     COLS: Any
     STAGES: Any
     PING_PONG: Any
-    ORDERED: Any
-    WHOLE_COLS: Any
+    ORDERED: Any  # whether a tile's softmax precedes the wait for the products that overlap with it
+    WHOLE_COLS: Any  # whether n_k is a multiple of COLS
     CONSUMERS: Any
 
 

@@ -74,7 +74,7 @@ class PagedTask:
         bias = scores.bias
         if bias is None:
             return scores
-        # Indices of packed queries include all earlier sequences, so the batch stride is reduced by their rows
+        # The index of a packed query counts the n_q rows of each earlier sequence, so the batch stride omits these rows
         return scores._replace(bias=bias._replace(batch=bias.batch - self.sizes.n_q * bias.row))
 
     @property
@@ -122,7 +122,7 @@ class PagedTask:
             "WIDE": self.wide,
             "PRECISION": precision,
         }
-        # Triton prefetches a tile only once its page numbers have arrived, which takes an extra stage per buffer
+        # Triton prefetches a tile only after its page numbers have arrived, which takes an extra stage per buffer
         stages = 2 * launch.stages - 1
         return Run(paged_forward, (len(items), sizes.kv_heads), arguments, launch.warps, stages)
 
