@@ -25,7 +25,7 @@ class PebbleStates {
   std::uint32_t size() const { return size_; }
   Met& operator[](std::uint32_t i) { return (*chunks_[i >> kChunkBits])[i & (kChunk - 1)]; }
 
-  // Bytes in use, including a growth of the table of slots.
+  // Bytes in use, and the bytes that the next growth of the table of slots would take.
   std::int64_t bytes() const { return std::int64_t(chunks_.size()) * sizeof(Chunk) + std::int64_t(slots_.size()) * 12; }
 
   // The state's number, or kNone.
