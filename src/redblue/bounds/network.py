@@ -271,7 +271,7 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
     charges = (reach - words) * (case.pairs / (gain * reach) - world)
     total = max(0.0, float(charges[usable].max(initial=0.0)) - outputs) * (world > 1)
     # A process begins with up to M words, so its first phase saves no charges, unlike that of an empty cache.
-    charges_alone = phase_loads(p.direction, p.d, p.d_v, words, -(-case.pairs // world)) - words
+    charges_alone = phase_loads(p.direction, p.d, p.d_v, words, case.pairs // world) - words
     alone = charges_alone - homes if case.shares != "any" and world > 1 else 0
     return _bound(
         "phases",
