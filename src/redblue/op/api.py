@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -114,6 +115,17 @@ class GradientArrays(NamedTuple):
     dbias: np.ndarray | None = None
 
 
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype) -> str:
+    """The name of a type, which NumPy takes 5 us to find."""
+    return dtype.name
+
+
+def _expanded_to(lead: tuple[int, ...], x: np.ndarray) -> np.ndarray:
+    """Broadcast all but the last two dimensions of x to `lead`. np.broadcast_to takes 5 us, which tiny calls feel."""
+    return x if x.shape[:-2] == lead else np.broadcast_to(x, (*lead, *x.shape[-2:]))
+
+
 class NumpyCall:
     """A checked call on NumPy arrays."""
 
@@ -127,16 +139,14 @@ class NumpyCall:
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)
-        self.dtype = check_dtypes({"q": q.dtype.name, "k": k.dtype.name, "v": v.dtype.name})
+        self.dtype = check_dtypes({name: _name_of(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))})
         self.sum_dtype = np.dtype(sum_dtype(self.dtype))
         if options.dropout and options.seed is None:
             raise RedblueError(
                 "dropout on NumPy arrays needs a seed: give one, and give it to attention_backward again"
             )
-        self.q, self.k, self.v = (
-            np.broadcast_to(x, (*sizes.lead, heads, *x.shape[-2:]))
-            for x, heads in ((q, sizes.heads), (k, sizes.kv_heads), (v, sizes.kv_heads))
-        )
+        self.q = _expanded_to((*sizes.lead, sizes.heads), q)
+        self.k, self.v = (_expanded_to((*sizes.lead, sizes.kv_heads), x) for x in (k, v))
         if options.positions is not None:
             options = options._replace(positions=packed(options.positions, sizes, options.dropout))
         self.options = options._replace(**self._expanded(options))
