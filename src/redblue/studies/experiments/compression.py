@@ -205,7 +205,10 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="compression",
     title="Compressing a phase: the bound for any arithmetic",
-    question="Do 2M words determine all scores of a phase, and does the bound hold for Strassen's multiplication?",
+    question=(
+        "A phase is a part of a run that loads M words. Do 2M words determine all scores that a phase computes, and "
+        "does the bound hold for Strassen's multiplication?"
+    ),
     points=points,
     measure=measure,
     figure=figure,
@@ -223,10 +226,10 @@ words do not depend on the data, as two runs on random inputs confirm. The colum
 - *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly. At most
   {DECODED} phases of a run are decoded, spread evenly. Scores are counted in all phases.
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
-- *Determined*: D divided by the words of the phase's message, for the decoded phase with the largest ratio. D is a
-  lower bound on the words of any message that determines the scores of the phase. Let s_1 ≥ s_2 ≥ ... be the numbers of
-  the phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. Rows give a second value in
-  the same way. The larger of the two values is used.
+- *Determined*: a lower bound D on the words of any message that determines the scores of the phase, divided by the
+  words of the phase's message, for the decoded phase with the largest ratio. Let s_1 ≥ s_2 ≥ ... be the numbers of the
+  phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. Rows give a second value in the
+  same way. The larger of the two values is used.
 - *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums

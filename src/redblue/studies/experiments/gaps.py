@@ -242,7 +242,7 @@ of `lower_bound` for the whole capacity M.
 - *Problem*: rows x keys of one stream. The query heads that share keys are rows of the same stream. "d 192 / 128" means
   the head dimension 192 for queries and keys, and 128 for values. "Window 127 back" means that each query attends its
   own key and the 127 keys before it.
-- *Goals*: this project set them before the schedules for few blocks ([theory](../lab/theory.md#few-blocks-derived))
+- *Goals*: this project set them before the schedules for shapes of [few blocks](../lab/theory.md#few-blocks-derived)
   were written.
 
 Besides the schedule, three effects raise a ratio:

@@ -248,7 +248,7 @@ In the forward pass, a square mesh meets the bound for one head. In the backward
 every 4 columns, and a square mesh moves slightly more words.
 
 With a causal mask, the bound leaves out only the pairs above the diagonal among a process's own tokens. It counts all
-other pairs of the process's rows and keys as attended. No known schedule divides the triangle of attended pairs so that
-this is true.
+other pairs of the process's rows and keys as attended. No known schedule divides the triangle of attended pairs in such
+a way.
 """,
 )

@@ -159,7 +159,7 @@ bytes that replaces the least recently used line (LRU). In the first table, a da
 - *Counted words*: the schedule's closed form for the tiles that the kernel ran with.
 - *Tiles*: `rows`, `cols` and `depth` are the queries, keys and features of a tile of scores. The other pairs of rows
   and columns are tiles of `out`, `dq`, `dk` and `dv`, or the tile of scores in the pass for dK and dV (`dkv`). `chunk`
-  is the number of queries whose P (and dS) are in memory at the same time, if not all queries are.
+  is the number of queries whose P (and dS) are in memory at the same time.
 
 **Figure.** A line shows the schedule's best tiles in the model, where the schedule decides what the cache holds and can
 use all of M. A mark shows the kernel. Most edges of the kernel's tiles are multiples of a vector, a cache line or the
@@ -177,9 +177,9 @@ The kernel moves more words than counted for these reasons:
   which matter if n is small.
 - *Lines*: rows of fewer than 16 words, row statistics and the stack occupy whole lines.
 - *Code*: 430 to 550 cache lines of code pass through the simulated cache, as they do through a real L2. They matter
-  most in the caches of 1k and 2k words, which have 64 and 128 lines.
+  most in the smallest caches: 1,024 words are 64 lines.
 - *Sets*: rows of K lie d words apart, as users store them. If d is a power of two, these rows share few sets of an L1d.
   `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P would also share
-  few sets, so the kernels separate them by one slice of padding. For d = 32 and n = 512 in the L1d of 48 KiB, `hybrid`
-  moved 2.9 times its count without this padding, and moves 1.5 times its count with it.
+  few sets, so the kernels separate them by one slice of padding. In the forward pass with d = 32 and n = 512, in
+  an L1d of 48 KiB, `hybrid` moved 2.9 times its count without this padding, and moves 1.5 times its count with it.
 """

@@ -131,7 +131,7 @@ def tables(rows: list[Row]) -> list[Table]:
         for row in games(rows)
     ]
     return [
-        Table("The best sequences of sweeps", ("problem", "x", "sweeps", "known schedule"), lines, 4),
+        Table("The best sequences of sweeps", ("problem", "x = d / √M", "sweeps", "known schedule"), lines, 4),
         Table(
             "Exact optima, in words",
             ("direction", "n", "d", "M", "lower bound", "optimum", "fewest words of a schedule"),

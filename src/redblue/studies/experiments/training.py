@@ -103,8 +103,8 @@ and column of blocks. *Window* and *random* have about the same density. FlexAtt
 its forward pass is compared.
 
 **`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
-text. A run tests its perplexity at most once after each step, and ends with its last test. So a run with long steps, as
-with `--quick` here, takes longer than its budget.
+text. A run measures its perplexity after a step, at most once per step, and always after its last step. So a run with
+long steps, as with `--quick` here, takes longer than its budget.
 
 **`graph`** trains on the packages of Debian that have the most dependencies in either direction (apt-cache); each
 dependency is an edge. The model learns a package's section from its name and its neighbours. *Gather and scatter* is

@@ -134,7 +134,7 @@ def _steps(rows: list[Row]) -> Table:
             )
         )
     columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s")
-    columns += ("speed-up of the step", "required of the step", "speed-up of attention", "required of attention")
+    columns += ("speed-up of the step", "required speed-up of the step", "speed-up of attention", "required speed-up of attention")
     columns += ("attention's share of FLOPs", "attention's share of time", "Amdahl's limit")
     return Table(_titled(rows, "steps", "A training step"), columns, lines, 2)
 
@@ -200,7 +200,7 @@ def _sparse(rows: list[Row]) -> Table:
             density = f"{row['density'][kind]:.1%}" if kind in row["density"] else ""
             lines.append((f"{row['n']:,}", name, density, f"{statistics.median(seconds[name]):.3f}", *over, *required))
     columns = ("n", "attention", "density", "s/step", "speed-up over PyTorch, dense", "speed-up over redblue, dense")
-    columns += ("required over PyTorch, dense", "required over redblue, dense")
+    columns += ("required speed-up over PyTorch, dense", "required speed-up over redblue, dense")
     return Table(_titled(rows, "sparse", "Long Range Arena: a training step"), columns, lines, 2)
 
 
