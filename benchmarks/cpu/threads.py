@@ -4,7 +4,8 @@ A benchmark that calls in a loop keeps all threads awake; a real program pauses 
 its own processes, because threads that spin after a call slow down the next contender. Every process calls attention in
 a loop, then twice after each pause: the first call wakes the threads, the second one shows whether each thread stays on
 its own CPU. The time of the loop is the unit of all ratios. CPU time over wall time is near the number of threads if
-all of them work.
+all of them work. A contender with one thread wakes no other thread: its ratios are the part of the loss that the pause
+itself causes, by cold caches and a CPU that slept.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from redblue.lab import reference
 
 PAUSES_MS = (0, 1, 5, 20, 100)
 SHAPES = {"BERT": (8, 12, 128, 64), "Swin": (64, 4, 49, 32), "one head": (1, 1, 2048, 64)}
-NUMPY, TORCH, SDPA = "redblue, NumPy", "redblue, PyTorch", "PyTorch"
-CONTENDERS = (NUMPY, TORCH, SDPA)
+NUMPY, TORCH, SDPA, ALONE = "redblue, NumPy", "redblue, PyTorch", "PyTorch", "redblue, one thread"
+CONTENDERS = (NUMPY, TORCH, SDPA, ALONE)
 
 
 def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
@@ -44,10 +45,10 @@ def contender(name: str, shape: tuple[int, ...]) -> Callable[[], Any]:
     else:
         import torch  # pyright: ignore[reportMissingImports]
 
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(1 if name == ALONE else THREADS)
         tensors = [torch.from_numpy(array) for array in arrays]
         attention: Callable[..., Any] = (
-            rb.attention if name == TORCH else torch.nn.functional.scaled_dot_product_attention
+            torch.nn.functional.scaled_dot_product_attention if name == SDPA else rb.attention
         )
         call = partial(attention, *tensors)
         result = call().numpy()
@@ -112,7 +113,7 @@ def in_turns(call: Callable[[], Any]) -> dict[str, float]:
 def measure(name: str) -> dict[str, Any]:
     """All figures of one contender, measured in this process."""
     shapes = {shape: after_pauses(contender(name, sizes)) for shape, sizes in SHAPES.items()}
-    turns = {} if name == NUMPY else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    turns = {} if name in (NUMPY, ALONE) else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
     return {"pauses": shapes, "turns": turns}
 
 
