@@ -113,7 +113,9 @@ def in_turns(call: Callable[[], Any]) -> dict[str, float]:
 def measure(name: str) -> dict[str, Any]:
     """All figures of one contender, measured in this process."""
     shapes = {shape: after_pauses(contender(name, sizes)) for shape, sizes in SHAPES.items()}
-    turns = {} if name in (NUMPY, ALONE) else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    turns = (
+        {} if name in (NUMPY, ALONE) else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    )
     return {"pauses": shapes, "turns": turns}
 
 
