@@ -83,7 +83,7 @@ class Verdict:
 
 @checked_arguments
 def check(graph: Graph, moves: Iterable[Sequence[int]], red: int, rules: str | Rules = "red-blue") -> Verdict:
-    """Play `moves` with `red` words of red pebbles, and return their cost. Ten million moves take about 0.2 s.
+    """Play `moves` with `red` words of red pebbles, and return their cost.
 
     moves: a Game, or any moves that Game.of accepts. Redundant moves are legal and cost as usual: loading a red node,
     storing a blue node, and computing a red node where recomputation is allowed.
