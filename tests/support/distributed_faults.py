@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +106,7 @@ def wait_for_interrupt():
     if dist.get_rank() == 0:
         time.sleep(4)
         return None
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # from here: it cannot come before the wait
     try:
         call()
     except KeyboardInterrupt:
