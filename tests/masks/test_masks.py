@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,18 +6,8 @@ from hypothesis import strategies as st
 from redblue import Mask, Problem, RedblueError, count
 from redblue.base.integers import floor_sum
 from support.examples import examples
+from support.mask_oracle import members, pieces
 from support.spaces import masks
-
-
-def pieces(n: int, size: int) -> list[range]:
-    return [range(i, min(n, i + size)) for i in range(0, n, size)]
-
-
-def members(runs):
-    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
-    assert all(runs)
-    assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
-    return [x for run in runs for x in run]
 
 
 @examples(300)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -152,3 +154,15 @@ def compositions(draw: st.DrawFn, n_q: int, n_k: int, most: int = 4) -> MaskAndD
             return pairs[0]
         (a, x), (b, y) = pairs.pop(), pairs.pop()
         pairs.insert(0, (a & b, x & y) if draw(st.booleans()) else (a | b, x | y))
+
+
+def pieces(n: int, size: int) -> list[range]:
+    """Cut 0 .. n - 1 into ranges of `size`."""
+    return [range(i, min(n, i + size)) for i in range(0, n, size)]
+
+
+def members(runs):
+    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
+    assert all(runs)
+    assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
+    return [x for run in runs for x in run]

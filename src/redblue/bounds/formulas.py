@@ -90,7 +90,7 @@ LARGE = {
     "backward": closed.large_backward,
     "gradient_x": closed.large_gradient_x,
 }
-# For each direction: the charges of its products, and the number of sums (scores, dP) that begin per pair
+# Each direction has the charges of its products, and the number of sums (scores, dP) that begin per pair
 SMALL = {
     "forward": (closed.small_forward, 1),
     "backward": (closed.small_backward, 1),

@@ -7,20 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.examples import examples
-from support.mask_oracle import compositions, leaves
+from support.mask_oracle import compositions, leaves, members, pieces
 
 SIZES = st.integers(1, 20)
-
-
-def pieces(n: int, size: int) -> list[range]:
-    return [range(i, min(n, i + size)) for i in range(0, n, size)]
-
-
-def members(runs):
-    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
-    assert all(runs)
-    assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
-    return [x for run in runs for x in run]
 
 
 def sums_by_hand(dense, rows, cols):

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import itertools
 import json
 import pickle
 
@@ -20,6 +19,7 @@ from redblue.lab.text import mask_text
 from redblue.problem import DIRECTIONS
 from redblue.studies.report.checks import small
 from support.examples import examples, thorough
+from support.mask_oracle import members, pieces
 from support.spaces import block_masks
 
 DIAGONAL = [[True, False], [False, True]]
@@ -28,17 +28,6 @@ DIAGONAL = [[True, False], [False, True]]
 def random_layout(n, block, share, seed=0):
     rng = np.random.default_rng(seed)
     return Mask.blocks(rng.random((n // block, n // block)) < share, block=(block, block))
-
-
-def pieces(n, size):
-    return [range(i, min(n, i + size)) for i in range(0, n, size)]
-
-
-def members(runs):
-    """List the members of the runs, which must be nonempty, ascending and not adjacent."""
-    assert all(runs)
-    assert all(a.stop < b.start for a, b in itertools.pairwise(runs))
-    return [x for run in runs for x in run]
 
 
 def sums_by_hand(dense, rows, cols):

@@ -134,12 +134,8 @@ def _steps(rows: list[Row]) -> Table:
             )
         )
     columns = ("n", "type", "batch", f"{SDPA}, s", f"{REDBLUE}, s", f"{NONE}, s")
-    columns += (
-        "speed-up of the step",
-        "required speed-up of the step",
-        "speed-up of attention",
-        "required speed-up of attention",
-    )
+    columns += ("speed-up of the step", "required speed-up of the step")
+    columns += ("speed-up of attention", "required speed-up of attention")
     columns += ("attention's share of FLOPs", "attention's share of time", "Amdahl's limit")
     return Table(_titled(rows, "steps", "A training step"), columns, lines, 2)
 
