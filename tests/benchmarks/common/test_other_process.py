@@ -71,7 +71,7 @@ def test_a_call_that_does_not_run_has_a_reason(failure, answer):
 @pytest.mark.parametrize(("kind", "error"), [("refused", Refused), ("failed", PeerFailed)])
 def test_another_python_is_asked_by_lines(tmp_path, kind, error):
     answers = r"{\"version\": \"1 on torch 2\"}" + rf"\n{{\"{kind}\": \"it is Monday\"}}\n"
-    other = Other(VLLM, GRID, script(tmp_path, f'printf "{answers}"\necho "$@" > {tmp_path}/given\ncat > /dev/null'))
+    other = Other(VLLM, GRID, script(tmp_path, f'echo "$@" > {tmp_path}/given\nprintf "{answers}"\ncat > /dev/null'))
     with pytest.raises(error, match="it is Monday"):
         other.load(CALL.to_json())
     other.close()
