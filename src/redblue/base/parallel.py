@@ -25,7 +25,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 ALONE_SECONDS = 1.0  # seconds that this process works alone before it starts a pool; starting one takes about as long
-WORKERS_PER_CORE = 4  # limit of processes, even if `jobs` is larger: further processes take memory and no time off
+WORKERS_PER_CORE = 4  # limit of processes, even if `jobs` is larger: more processes take memory and save no time
 PARENT_SECONDS = 0.5  # interval at which a worker checks whether its parent is alive
 CHUNK = 8  # points per worker and batch, on a backend that cannot return results one by one
 

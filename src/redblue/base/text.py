@@ -23,7 +23,10 @@ def amount(number: float | None) -> str:
 
 
 def capacity(size_bytes: int | None) -> str:
-    """Format the size of a memory: in binary units if a multiple of 0.25 units, as in 1.25 MiB, else in decimal."""
+    """Format the size of a memory.
+
+    The unit is binary if the size is a multiple of a quarter of the unit, as in 1.25 MiB; otherwise it is decimal.
+    """
     if size_bytes is None:
         return "-"
     for power, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

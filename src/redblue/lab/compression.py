@@ -24,10 +24,11 @@ from redblue.machine.field import PRIME, Field, embed
 from redblue.problem import Problem
 from redblue.schedules.schedule import PRODUCED, Schedule
 
+# The factors of the products over pairs: the scores forward, dP backward
 FACTORS = {
     "forward": ("q", "k"),
     "backward": ("dout", "v"),
-}  # factors of products over pairs: scores; backward, dP
+}
 
 
 class Place(NamedTuple):
@@ -63,7 +64,8 @@ class Phase:
 class Compression:
     """The protocol for one stream of a schedule's run in a cache of `words` words, cut into phases of `loads` loads.
 
-    loads: M by default; the first phase, which begins with an empty cache, has M more. phases: all phases of the run.
+    loads: `words` by default; the first phase, which begins with an empty cache, has `words` more.
+    phases: all phases of the run.
     Raises RedblueError unless `prime` is a prime above n_q + 1 and n_k + 1 and `loads` is at least 1. Raises the errors
     of a run, too.
     """
@@ -89,7 +91,7 @@ class Compression:
 
     # The public part: which computed values are scores does not depend on the data ----------------------------
     def _find(self) -> tuple[int, list[tuple[int, Place]]]:
-        """Return the words that a run loads, and its places, each with the words loaded before.
+        """Return the number of words that a run loads, and its places, each with the number of words loaded before it.
 
         A computed word is a score if it equals the score for two random inputs of the largest field.
         """

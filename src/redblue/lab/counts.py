@@ -67,8 +67,8 @@ def count(
     """Count the words that `schedule` moves on `problem`, from its closed form; the time does not depend on the sizes.
 
     words: capacity of the cache; the search then finds the tiles that move the fewest words. Above 2^27 rows per key
-    head, or if n_q n_k d exceeds 2^58, it searches on shorter sequences. The count is still exact, and exceeds the
-    fewest words only at the ends of the sequences; masks other than bands then need `tiles`.
+    head, or if n_q n_k d exceeds 2^58, it searches on shorter sequences. The count of the tiles that it finds is still
+    exact, but other tiles may move fewer words at the ends of the sequences. Masks other than bands then need `tiles`.
     tiles: tile edges by name (see the schedule's tile type), instead of a search; missing edges are 1. With both
     arguments, the tiles must fit into `words`.
     at_once: streams (see Problem.streams) that run side by side, each in an equal share of the cache. Streams share no
@@ -138,8 +138,8 @@ def _index_of(machine: Machine) -> tuple[str, int]:
 def _min_moves(problem: AnyProblem, tiles: Any) -> int:
     """Return a lower bound of a run's moves: 1 per slice of each score tile in which some query attends some key.
 
-    A slice takes several moves, and other phases move words too. The factor 1 allows for blocks that start at the
-    mask's first key instead of at multiples of the edge: their number can be half of that counted here.
+    A slice takes several moves, and other phases move words too. Only one move is counted, because a schedule's blocks
+    may start at the mask's first key instead of at multiples of the edge: there may be half as many as counted here.
     """
     stream = problem.one_stream()
     if isinstance(stream, PagedProblem):

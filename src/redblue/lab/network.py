@@ -167,7 +167,7 @@ def _sum_rows(shapes: Shapes, arrays: Arrays, writes: Shapes) -> Arrays:
 
 
 def _add(shapes: Shapes, arrays: Arrays, writes: Shapes, layout: Layout) -> Arrays:
-    """The total of a process's rows, plus the parts that several makers computed for some of its rows and heads."""
+    """The total of a process's rows, plus the parts that several processes computed for some of its rows and heads."""
     ((total, shape),) = writes.items()
     whole = arrays[total].copy()
     for name, x in arrays.items():

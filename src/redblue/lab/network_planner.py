@@ -1,8 +1,8 @@
 """Plan a problem on a cluster: the schedule, grid and placement with the least time, and the words of one process.
 
-A process's time is at least its time on the link and its time of arithmetic, which may overlap. Every schedule is tried
-on every grid and placement. Long sequences are tried at a smaller size of the same kind, and only the winner is counted
-at full size.
+A process's time is at least the longer of its time on the link and its time of arithmetic, because the two may overlap.
+Every schedule is tried on every grid and placement. Long sequences are tried at a smaller size of the same kind, and
+only the winner is counted at full size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A model of threads that share the tasks of one call: the time that each thread works and waits for other threads.
 
-The threads take tasks in the order of a list, as the compiled core's do. A task computes blocks. A block may update an
-array to which several tasks add in a fixed order, so that sums do not depend on the threads: the task then waits for
-the update before its own. Time is in any unit, for instance the time of one pair of a query and a key.
+The threads take tasks in the order of a list, like the threads of the compiled core. A task computes blocks. A block
+may update an array that other tasks update, too. The updates of an array have a fixed order, so that sums do not depend
+on the threads; a task waits until the update before its own is made. Time is in any unit, for instance the time of one
+pair of a query and a key.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class _Simulation:
             else:
                 end = max(end, now)
         if self.waits:
-            raise ValueError(f"updates {sorted(self.waits)} wait for ever: no earlier task makes the update before")
+            raise ValueError(f"updates {sorted(self.waits)} wait for ever: no earlier task makes the preceding updates")
         return Shared(end, self.working, self.waiting, self.thread)
 
     def _take(self, thread: int) -> bool:

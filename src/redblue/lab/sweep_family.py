@@ -1,4 +1,6 @@
-"""A search over a family of schedules, at leading order: words per pair, d = d_v, n and M large, x = d / sqrt(M).
+"""A search for the schedule of a family that moves the fewest words per pair, at leading order.
+
+The search assumes d = d_v, and large n and M. The words per pair then depend only on x = d / sqrt(M).
 
 TABLE holds the leading constants of this package's schedules (docs/lab/theory.md, "The regimes"); `fewest` finds the
 best schedule of the family.
@@ -20,7 +22,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 FACTORS = {"p": ("q", "k"), "dp": ("dout", "v")}  # factors of an array of pairs: by rows, by keys
-OUTPUTS = {  # direction -> output: (array of pairs that it is made from, its other factor, its side)
+# direction -> output: (array of pairs that it is made from, its other factor, its side: 0 for rows, 1 for keys)
+OUTPUTS = {
     "forward": {"o": ("p", "v", 0)},
     "backward": {"dv": ("p", "dout", 1), "dq": ("ds", "k", 0), "dk": ("ds", "q", 1)},
     "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},

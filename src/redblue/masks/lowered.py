@@ -85,7 +85,7 @@ def _plane(pattern: Pattern, group: int, panel: int) -> tuple[np.ndarray, np.nda
 
 
 def _runs(tiles: Tiling, n_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Lower one plane. Returns (number of runs per panel, runs, bits, attending pairs)."""
+    """Convert the tiling of one plane, with one range of rows per panel, to the arrays that `_plane` returns."""
     full, positions, words = _with_few_runs(tiles, n_k)
     partial = spans.from_positions(positions).reshape(-1, 2)
     full = full.reshape(-1, 2)

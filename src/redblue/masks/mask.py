@@ -238,8 +238,8 @@ class Mask:
     def __bool__(self) -> bool:
         """Raise RedblueError: `and`, `or` and `not` would silently take or drop a whole mask."""
         raise RedblueError(
-            "a mask is neither true nor false: combine masks with & (and), | (or) and ~ (not), and ask whether there "
-            "is one with `mask is None`"
+            "a mask is neither true nor false: combine masks with & (and), | (or) and ~ (not), and test with "
+            "`mask is None` whether a mask is missing"
         )
 
     def _combined(self, other: Mask, op: Callable[[Rule, Rule], Rule]) -> Mask:

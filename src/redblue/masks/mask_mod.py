@@ -59,9 +59,9 @@ def _gathered(array: Tensor, index: tuple[Any, ...], dim: int) -> Tensor:
 
 
 def for_pairs(mask_mod: Callable[..., Any], b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Booleans for the pairs (q[i], k[i]) of batch entry b and head h. mask_mod is called once, for single positions.
+    """Booleans for the pairs (q[i], k[i]) of batch entry b and head h, from one call of mask_mod.
 
-    q, k: tensors of one dimension.
+    q, k: tensors of one dimension. torch.vmap maps mask_mod over them, so mask_mod itself sees single positions.
     """
     with ScalarIndexing():
         result = torch.vmap(mask_mod, in_dims=(None, None, 0, 0))(b, h, q, k)

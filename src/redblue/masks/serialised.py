@@ -1,7 +1,8 @@
 """Masks as text that any process turns into the same mask again: the form in which saved graphs hold masks.
 
-The text is `redblue-mask:1:DIGEST:JSON`. The JSON lists the rules, parts before the rules made of them: for a simple
-rule its name and its fields, for a composed rule its operator and the places of its parts. Arrays are compressed.
+The text is `redblue-mask:1:DIGEST:JSON`. The JSON is a list of rules, in which the parts of a composed rule come before
+it. A simple rule is stored as its name and its fields, a composed rule as its operator and the indices of its parts in
+the list. Arrays are compressed.
 
 A text is accepted only if its digest is right, the constructors accept its values, and writing the mask again gives the
 same list.
@@ -199,7 +200,7 @@ def _compressed(data: bytes) -> str:
 
 
 def _with_arrays(read: dict[str, Any]) -> dict[str, Any]:
-    """An object of the JSON with its compressed array as bytes, if it is one."""
+    """Decompress the array of a JSON object that holds an array; return any other object unchanged."""
     for kind in ("numbers", "bytes"):
         if kind in read:
             return {kind: zlib.decompress(base64.b64decode(read[kind], validate=True))}

@@ -2,9 +2,9 @@
 
 Lines read: read misses, and write misses, because an ordinary store reads a line before it changes it (write
 allocation). Lines written: dirty lines that are evicted, and the output lines that the cache still holds at the end.
-The latter number is a lower limit: it is measured by touching the outputs, and a touch that misses may evict an output
-line that has not been touched yet. The kernel's own tiles are dead at the end, and are not counted. Lines of
-code occupy the cache, but are not counted as words. Replacement is LRU. Prefetches are not simulated.
+The number of the lines still held is a lower limit: it is measured by touching the outputs, and a touch that misses may
+evict an output line that has not been touched yet. The kernel's own tiles are dead at the end, and are not counted.
+Lines of code occupy the cache, but are not counted as words. Replacement is LRU. Prefetches are not simulated.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def kernel_call(
     "flash_onepass" backward. isa: the instruction set; None for the best one. Raises RedblueError if no kernel does
     this, TooFewWords if no tiles fit.
     """
-    row = isa or cpu.isa()
+    isa = isa or cpu.isa()
     if problem.direction not in ("forward", "backward"):
         raise RedblueError(f"kernels are measured forward and backward, got direction {problem.direction!r}")
     if problem.dtype not in COMPUTED:
@@ -94,20 +94,20 @@ def kernel_call(
     if schedule == "gather":
         if tiles:
             raise RedblueError(f"the kernel of gather has no tiles, got {dict(tiles)}: leave tiles out")
-        return _call(problem, schedule, {}, row, cpu.Tile(row.lanes(DTYPE_CODES[problem.dtype]), KEYS))
+        return _call(problem, schedule, {}, isa, cpu.Tile(isa.lanes(DTYPE_CODES[problem.dtype]), KEYS))
     if tiles is None:
         try:
-            tile = cpu.tiles_for(schedule, problem, words - min(CODE_WORDS, words // 5), row)
+            tile = cpu.tiles_for(schedule, problem, words - min(CODE_WORDS, words // 5), isa)
         except TooFewWords:
-            tile = cpu.tiles_for(schedule, problem, words, row)
+            tile = cpu.tiles_for(schedule, problem, words, isa)
     else:
-        tile = _tile_of(problem, schedule, tiles, row)
-    return _call(problem, schedule, tile.edges(problem.direction), row, tile)
+        tile = _tile_of(problem, schedule, tiles, isa)
+    return _call(problem, schedule, tile.edges(problem.direction), isa, tile)
 
 
-def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa) -> cpu.AnyTile:
+def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], isa: _core.Isa) -> cpu.AnyTile:
     """The kernel's tile with these edges. Raises RedblueError for edges that the kernel does not support."""
-    edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, row.lanes(DTYPE_CODES[problem.dtype])
+    edges, lanes = counts.count(schedule, problem, tiles=tiles).tiles, isa.lanes(DTYPE_CODES[problem.dtype])
     if schedule in cpu.SPILLED:
         return cpu.SpillTile.of(schedule, edges)
     row_edge = "dkv_rows" if schedule == "flash" else "rows"
@@ -118,7 +118,7 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _co
     return cpu.Tile(edges["rows"], edges["cols"])
 
 
-def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
+def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], isa: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, DTYPE_CODES[problem.dtype]
     sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
@@ -135,12 +135,12 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], row: _core.
             "tiles": _tiles(tile),
             "threads": 1,
             "scale": p.d**-0.5,
-            **_mask(problem, sizes, row.lanes(number), schedule, regions),
+            **_mask(problem, sizes, isa.lanes(number), schedule, regions),
             **arrays,
         },
     )
     written = tuple(arrays[name].fields["address"].index for name in cpu.WRITTEN[p.direction])
-    return KernelCall(p, schedule, tiles, row.name, f"attention_{p.direction}", tuple(regions), written, (call,))
+    return KernelCall(p, schedule, tiles, isa.name, f"attention_{p.direction}", tuple(regions), written, (call,))
 
 
 def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions: list[int | bytes]) -> dict[str, Any]:

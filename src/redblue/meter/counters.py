@@ -146,7 +146,7 @@ def choose(boundary: str | None, capacity_bytes: int) -> tuple[str, Formula, int
 
 def description(formula: Formula) -> str:
     """Describe the measurement, for its record."""
-    return f"mean of {REPEATS} calls after one; {', '.join((*formula.reads, *formula.writes))}"
+    return f"mean of {REPEATS} calls after an unmeasured one; {', '.join((*formula.reads, *formula.writes))}"
 
 
 def count(call: Callable[[], object], formula: Formula, repeats: int = 1) -> tuple[int, int]:

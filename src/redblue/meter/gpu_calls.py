@@ -48,7 +48,9 @@ def gpu_call(
     """
     p = problem
     if p.direction not in ("forward", "backward") or p.dtype not in COMPUTED:
-        raise RedblueError(f"GPU kernels run forward and backward in float64 to float16, got {p.direction}, {p.dtype}")
+        raise RedblueError(
+            f"GPU kernels run forward and backward in {', '.join(COMPUTED)}; got {p.direction} in {p.dtype}"
+        )
     sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     card = card_of(torch.device(device))
     if words is not None:

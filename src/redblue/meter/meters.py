@@ -124,7 +124,7 @@ def by_interpreter(request: Request) -> Measurement:
         bytes_read=words.reads * word_bytes,
         bytes_written=words.writes * word_bytes,
         meter="interpreter",
-        how="every unmasked lane of a load or store is a word; lists of masks are counted separately",
+        how="every unmasked lane of a load or store is a word; the index lists of a mask are counted separately",
         tool=f"triton {version('triton')}",
         parts={"index_bytes": everything.bytes - words.bytes},
     )
@@ -197,7 +197,8 @@ def _record(
 ) -> Measurement:
     """Make the record: the measured fields, the words of the schedule's closed form, and the bound for the capacity.
 
-    boundary: the name of the measured boundary. capacity: of its fast side in bytes. None: the simulated cache's.
+    boundary: the name of the measured boundary; None for the boundary of the simulated cache.
+    capacity: the bytes of the boundary's fast side, if its name is given.
     """
     problem = request.problem
     if boundary is None:

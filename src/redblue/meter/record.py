@@ -125,7 +125,7 @@ class Measurement:
     def _amount(self, kind: str, words: int | None) -> Amount:
         if words is None:
             raise RedblueError(
-                f"the {kind} words of {self.kernel} are not known: measure the problem that it solves with a schedule"
+                f"the {kind} words of {self.kernel} are not known: measure the problem itself, with redblue.measure"
             )
         return Amount(words, self.unit, self.boundary)
 

@@ -67,7 +67,7 @@ def check_cache(cache: CacheLevel) -> None:
     if cache.sets & (cache.sets - 1):
         raise RedblueError(
             f"valgrind simulates caches whose number of sets is a power of two; {cache.capacity_bytes:,} bytes in "
-            f"lines of {cache.line_bytes} bytes, {cache.ways} ways, are {cache.sets}: "
+            f"lines of {cache.line_bytes} bytes, {cache.ways} ways, are {cache.sets} sets: "
             f"give another capacity or other ways"
         )
     if cache.lines < 2:

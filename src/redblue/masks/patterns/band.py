@@ -92,7 +92,7 @@ class Band:
             return ceil_div(smaller(self.n_cols, last_row // group + end), cols)
 
         def first_block_reaching(column: Any) -> Any:
-            """Return the first row block that would attend a column beyond `column` if the band had no last column."""
+            """Return the first row block that would attend `column` or a later one if the band had no last column."""
             return ceil_div(group * (column + 1 - end) + 1, rows) - 1
 
         # The first and the last live row block are summed by themselves; the blocks between, by floor_sum.

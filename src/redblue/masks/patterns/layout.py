@@ -17,7 +17,7 @@ from redblue.base.estimates import check_fits
 from redblue.base.integers import ceil_div, smaller
 from redblue.masks.patterns.pairs import Pairs, Runs, TileSums, Transposed
 
-LARGE_LAYOUT = 1 << 14  # blocks: for larger layouts, tile widths are processed octave by octave, too
+LARGE_LAYOUT = 1 << 14  # blocks: in larger layouts, tiles are grouped by the octave of their width, too
 
 
 class BlockRule(Protocol):
@@ -107,7 +107,8 @@ class Layout:
         r, c = np.broadcast_arrays(smaller(rows, self.n_rows), smaller(cols, self.n_cols))
         shape, r, c = r.shape, r.ravel().astype(np.int64), c.ravel().astype(np.int64)
         total = np.zeros((4, r.size), self._sum_type)
-        # Edges of one octave share most of their intervals of blocks, which keeps the tables small.
+        # Edges of one octave (between two powers of two) share most of their intervals of blocks, which keeps the
+        # tables small.
         octaves = 64 * np.frexp(r)[1] + np.frexp(c)[1] * (self.rule.layout.size > LARGE_LAYOUT)
         for octave in np.unique(octaves):
             tiles = np.flatnonzero(octaves == octave)
@@ -185,7 +186,8 @@ def _intervals(edges: np.ndarray, length: int, block: int) -> Intervals:
     reaches = ceil_div(stop, block)
     beyond = (reaches > first + 1).astype(np.int64)
     within = np.minimum(high * edge, length) - low * edge - beyond * (stop - last)
-    # Column 0: the tiles that end in the block where they start. Column 1: the tile that reaches beyond.
+    # The first of each pair is for the tiles that end in the block where they start, the second for the tile that
+    # reaches into another block.
     pairs = [(edge_index, edge_index), (first, first), (first + 1, reaches), (high - low - beyond, beyond)]
     pairs.append((within, beyond * (stop - last)))
     edge_index, first, stop, tiles, lengths = (np.stack(pair, axis=1).ravel() for pair in pairs)

@@ -210,7 +210,8 @@ class Tiled:
         shared = (block[1:] == block[:-1]) & (low[1:] < high[:-1])  # starts in the previous run's last tile
         tiles = high - low - np.append(False, shared)
         short_col = cols * ceil_div(self.n_cols, cols) - self.n_cols
-        reaches_last = (high == ceil_div(self.n_cols, cols)) & (tiles > 0)  # counts the last, shorter tile of the row
+        # Runs whose number of tiles includes the last, shorter tile of the row
+        reaches_last = (high == ceil_div(self.n_cols, cols)) & (tiles > 0)
         widths = cols * tiles - short_col * reaches_last
         short_row = rows * ceil_div(self.n_rows, rows) - self.n_rows
         lengths = rows - short_row * (block == ceil_div(self.n_rows, rows) - 1)

@@ -1,4 +1,8 @@
-"""The patterns of composed rules: a program for a stack, or, with many parts and few pairs, all pairs tested once."""
+"""The patterns of composed rules.
+
+Usually, a composed rule becomes a program for a stack. A rule with many parts on few pairs becomes a boolean array: all
+its pairs are tested once.
+"""
 
 from __future__ import annotations
 

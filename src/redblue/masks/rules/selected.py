@@ -1,4 +1,4 @@
-"""The rule of a mask among some of its queries and keys: the part that one process of several computes."""
+"""The rule of a mask restricted to some queries and keys, such as those of one process among several."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Selected(Rule):
 
 
 def selected(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> Rule | None:
-    """The rule among these queries and keys, ascending positions below n_q and n_k. None: no pair attends.
+    """Restrict a rule to these queries and keys, ascending positions below n_q and n_k. None: no pair attends.
 
     If every pair of the part attends, the result is the full rule, for which kernels test no pair.
     """

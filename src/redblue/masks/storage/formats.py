@@ -1,10 +1,11 @@
 """The interface of storage formats: an index that stores which pairs of a mask attend, and its size in words.
 
 An index is needed where no rule says which pairs attend. An entry of an index (a column, or an offset into another
-array) takes one word, whatever the number type. Bits are packed into words; a word has 8 times the bytes of a number,
-so 16 bits for float16. Each key head has an index of its own. Query heads that share a key head (grouped-query
-attention) share its index, which is read once for all of them. A format stores one side of a mask: passes by rows of
-queries read the mask itself, and passes by keys read its transpose, which is stored as a second index.
+array) takes one word, whatever the number type. Bits are packed into words; a word has as many bits as a number of the
+problem's type, such as 16 for float16. Each key head has an index of its own. Query heads that share a key head
+(grouped-query attention) share its index, which is read once for all of them. A format stores one side of a mask:
+passes by rows of queries read the mask itself, and passes by keys read its transpose, which is stored as a second
+index.
 
 A sweep over blocks of rows (`schedules/schedule.py`) reads everything that the index holds for the rows of each block:
 

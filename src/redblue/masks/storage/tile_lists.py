@@ -62,5 +62,5 @@ def live_tiles(side: Pairs, rows: int, cols: int) -> Tiles:
 
 
 def _starts(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return the pointers of a list sorted by rows, from the row of each entry in any order. Shape (count + 1,)."""
+    """Return the CSR pointers of `count` rows, shape (count + 1,). rows: the row of each entry, in any order."""
     return np.append(0, np.cumsum(np.bincount(rows, minlength=count)))
