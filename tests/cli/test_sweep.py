@@ -202,7 +202,7 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(capsys, monkeypatch)
         ),
         (["--n", "64", "--d", "8", "--words", "99", "--mask", "diagonal"], "mask must be full, causal"),
         (["--n", "64", "--d", "8", "--words", "99", "--dtype", "float16,int8"], "got 'int8'"),
-        (["--n", "64", "--d", "8", "--words", "99", "--direction", "up"], "direction must be of forward, backward"),
+        (["--n", "64", "--d", "8", "--words", "99", "--direction", "up"], "direction must be one of forward, backward"),
         (["--n", "64", "--d", "8", "--words", "99", "--schedule", "flahs"], "unknown schedule 'flahs'; nearest: flash"),
         (["--n", "64", "--d", "8", "-m", "h100"], "unknown memory 'h100'; nearest: h100-sxm"),
         (

@@ -107,8 +107,8 @@ def measure(cpu: Cpu, isa: _core.Isa, seconds_per_rate: float = SECONDS_PER_RATE
 def buffer_bytes(cpu: Cpu, threads: int) -> dict[str, int]:
     """Return, for each level, the bytes that each of `threads` threads reads repeatedly so that the level serves them.
 
-    Cache levels: the thread's share of the next faster cache plus half its share of this cache. So many bytes exceed
-    the faster cache and fit this one, whether caches are inclusive or exclusive. DRAM: several times the last cache.
+    Cache levels: the thread's share of the next faster cache plus half its share of this cache. This size exceeds
+    the faster cache and fits this cache, whether caches are inclusive or exclusive. DRAM: several times the last cache.
     """
     sizes, faster, last = {}, 0, 0
     for cache in cpu.caches:

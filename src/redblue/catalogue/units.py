@@ -50,7 +50,7 @@ class Place:
         return RedblueError(f"{message} (table '{self.table}' of {self.file})")
 
     def check_keys(self, table: Any, where: str, known: Iterable[str]) -> None:
-        """Raise RedblueError if `table` is not a table, or has a key that is not in `known`. where: names it."""
+        """Raise RedblueError if `table` is no table or has a key that is not in `known`. where: its name in errors."""
         if not isinstance(table, dict):
             raise self.error(f"{where} must be a table, got {table!r}")
         for key in table:

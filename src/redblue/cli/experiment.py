@@ -27,7 +27,7 @@ def command(
     jobs: Annotated[int | None, typer.Option(help="Number of processes; one per core if left out.", min=1)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the points that an earlier run kept.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace any files of these names, also full results by quick ones.")
+        bool, typer.Option("--force", help="Replace files that no run wrote, and full results by quick ones.")
     ] = False,
     only_draw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the JSON file again.")] = False,
     as_json: Json = False,

@@ -35,7 +35,8 @@ def command(
     n_q: NQ = None,
     n_k: NK = None,
     tile: Annotated[
-        str | None, typer.Option("--tile", help="Edges of a tile, QUERIES[,KEYS]; at least 64 if left out.")
+        str | None,
+        typer.Option("--tile", help="Edges of a tile, QUERIES[,KEYS]; if left out, powers of two, at least 64."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the tiles into this file: .svg, .png or .html.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,

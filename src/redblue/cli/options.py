@@ -59,7 +59,7 @@ Page = Annotated[
 ]
 Prefix = Annotated[
     int | None,
-    size("--prefix", help="With --page: first keys that all sequences share; their full pages are the same."),
+    size("--prefix", help="With --page: number of first keys that all sequences share; full pages are stored once."),
 ]
 VInK = Annotated[
     bool,

@@ -14,7 +14,7 @@ from redblue.base.terminal import console, message
 def show(data: Any, table: RenderableType, as_json: bool) -> None:
     """Print one result on standard output: `data` as JSON for a program, or `table` for a person."""
     if as_json:
-        # dumps escapes every other control character
+        # json.dumps escapes all control characters except this one, DEL
         print(json.dumps(data, indent=2).replace("\x7f", "\\u007f"))
     else:
         console().print(table)

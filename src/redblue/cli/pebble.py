@@ -58,7 +58,7 @@ Machine = Annotated[
 ]
 FIGURES = ("cost", "loads", "stores", "computes", "peak", "moves")  # columns of the table of a game
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the game here (.jsonl); - is stdout.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace any file, not only redblue's own of this kind.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file even if redblue did not write it.")]
 GamePath = Annotated[Path, typer.Argument(metavar="GAME", help="A game (.jsonl), as solve and trace write it.")]
 
 

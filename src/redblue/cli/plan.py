@@ -87,6 +87,7 @@ def _refuse(options: Mapping[str, object]) -> None:
     """Raise RedblueError if an option was given that the model itself determines."""
     conflicting = [name for name, value in options.items() if value is not None]
     if conflicting:
+        names = ", ".join(conflicting)
         raise RedblueError(
-            f"{', '.join(conflicting)} cannot be given with a model, which brings its own: leave one out"
+            f"{names} cannot be given with a model, which determines the problem: leave out the model, or {names}"
         )

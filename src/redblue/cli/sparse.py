@@ -1,4 +1,4 @@
-"""`redblue sparse`: the words of every schedule and mask format for one mask, with both lower bounds."""
+"""`redblue sparse`: the words of every schedule and mask format for one mask, beside a proved and a published bound."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the picture if it exists.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the words that attention moves under one mask: every schedule, format and capacity, and both bounds."""
+    """Count the words that attention moves under one mask, for every schedule, format and capacity.
+
+    The table also has the best proved lower bound for this mask, and the form of the published bound for a family of
+    inputs, which a single mask may undercut.
+    """
     from redblue.base.charts import SUFFIXES, write
     from redblue.base.files import check_target
     from redblue.studies.sparse.picture import figure

@@ -139,7 +139,7 @@ def model_details(model: Model) -> Group:
 
 
 def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping[str, Sequence[str]]]) -> StackingTable:
-    """The schedules in a line each, with their directions and kernels. kernels: directions by schedule and device."""
+    """A row for each schedule, with its directions and kernels. kernels: directions by schedule and device."""
     lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
     lines.columns[0].no_wrap = True
     for schedule in schedules:

@@ -1,4 +1,4 @@
-"""The arguments of `redblue.distributed.attention` in one process: their checks, and the forms that its run takes."""
+"""The arguments of `redblue.distributed.attention` in one process: their checks, and the forms that a run uses."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def checked_call(
     if bias is not None:
         if schedule not in ("auto", *STATIONARY):
             raise RedblueError(f"schedule must be {' or '.join(STATIONARY)}, or auto, with a bias, got {schedule!r}")
-        # n_k of the whole, which is checked when it is known
+        # Only the exchange tells the number of all keys. `_layout` in operator.py then checks the columns of the bias.
         sizes = sizes._replace(n_k=bias.shape[-1] if bias.dim() else 1)
     for name, _, x in record.present_arrays():
         check_array(name, x.shape, dtype_name(x.dtype), sizes, dtype)

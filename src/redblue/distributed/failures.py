@@ -2,8 +2,8 @@
 
 If a wait takes long, the awaited process has either failed or is itself waiting for another one. So each process that
 waits for long writes a note with the awaited rank to a shared store. It follows the notes of others to a rank without a
-note: this rank failed. The process that hosts the store may fail, too, so notes are read while the store answers, and
-no process depends on its answer.
+note: this rank failed. The process that hosts the store may fail, too. So notes are read only as long as the store
+answers, and no process depends on an answer.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Failures:
         if answer is None and suspect not in self.known and self.host is not None:
             return self.host  # the process that hosts the store does not answer
         if self.host == self.rank:
-            time.sleep(2 * TICK_SECONDS)  # other processes must read this note before this process may end the store
+            time.sleep(2 * TICK_SECONDS)  # the store ends with this process, so the others must read its note first
         return self._end(suspect)
 
     def _look(self, suspect: int, wait_seconds: float = 0.0) -> bool:

@@ -301,9 +301,10 @@ def _stacked(tensors: Tensors, array: str) -> Tensor:
 
 
 def _by_shard(names: Sequence[Part], writes: Shapes, rows: Any) -> list[tuple[Part, Any, Any]]:
-    """Return (name, computed rows of its block, places of these rows among the results) for each name.
+    """Divide the rows that a kernel computed among the blocks `names`.
 
-    rows: the concatenated rows of all blocks, in the order of the results.
+    rows: the index of the computed rows in the concatenated rows of these blocks. Returns (name, rows within the block,
+    places of these rows in the kernel's result) for each block with computed rows.
     """
     total = sum(len(writes[name].rows) for name in names)
     if len(names) == 1:

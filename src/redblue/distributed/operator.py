@@ -210,7 +210,7 @@ def backward_of(layout: Layout) -> Layout:
     """The same layout for the backward pass."""
     problem = layout.problem
     fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-    same = {name: value for name, value in layout.__dict__.items() if name.startswith("_")}  # the rows that it needs
+    same = {name: value for name, value in layout.__dict__.items() if name.startswith("_")}  # cached rows, blocks
     other = Layout(
         Problem(**{**fields, "direction": "backward"}),
         layout.grid,

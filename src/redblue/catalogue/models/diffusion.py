@@ -79,7 +79,7 @@ def _unet(config: Config) -> list[Layers]:
     n, n_is_default = _tokens(config), config.n is None
     if n_is_default and not config.fields.get("sample_size"):
         config.note(f"the config declares no sample_size: {n} tokens at the finest level are assumed")
-    config.note(f"cross-attention reads {TEXT_TOKENS} text tokens: CLIP's prompt, the config does not say")
+    config.note(f"cross-attention reads {TEXT_TOKENS} text tokens, as CLIP does: the config does not give their number")
 
     # (level, block type, layers). Up blocks come in reverse order; each has one layer more than its down block.
     stages = [(level, kind, blocks[level] * depth[level]) for level, kind in enumerate(down)]

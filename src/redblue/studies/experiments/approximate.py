@@ -18,7 +18,7 @@ from redblue.schedules.taylor import rank
 from redblue.studies.experiments import small_transformer
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
-N, D = 256, 64  # queries and keys, and features, from which scores are computed
+N, D = 256, 64  # numbers of queries and keys (N), and of features (D), in the measurement of errors
 DEGREES = tuple(range(2, 41, 2))  # degrees of the polynomials whose error is measured
 PAID = (2, 4, 6)  # degrees whose words are compared with those of exact schedules
 EXACT = ("flash", "hybrid", "small_cache")
@@ -26,7 +26,7 @@ HEAD_DIMENSIONS = (8, 64, 128)
 STEPS = 300  # steps of training
 LONGEST = 2**40  # tokens; beyond it the search for a length stops
 TOLERANCES = (0.1, 2**-8)  # limits of the largest error over max |V|; 2^-8 is the rounding of bfloat16
-SMALLEST = 1e-9  # error in the figure
+SMALLEST = 1e-9  # the smallest error that the figure shows
 HUES = ("#8fb9d9", "#5b9bc9", "#0068a8", "#b0508a", "#cf5a00")
 
 

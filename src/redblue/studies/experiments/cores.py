@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 WINDOW = 512  # keys before a query's own key
 MASKS = {"full": Mask.full(), "causal": Mask.causal(), "window": Mask.sliding_window(WINDOW, 0)}
 HUES = ("#0068a8", "#b0508a", "#cf5a00", "#5a8f3c", "#7a6ac2", "#3f4a54")
-SECONDS = 0.4  # for which calls are timed for a measured row
+SECONDS = 0.4  # the calls of a measured row are repeated for this time
 
 
 def problem_of(point: Point) -> Problem:

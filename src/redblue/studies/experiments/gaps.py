@@ -69,10 +69,11 @@ def _machines(quick: bool) -> list[tuple[Memory, int]]:
 
 
 def measure(point: Point) -> list[Row]:
-    """Plan one problem on all machines; return a row for each schedule and each pair of gaps, to two decimals.
+    """Plan one problem on all machines. Plans with the same schedule and the same two gaps share a row.
 
-    plans: the number of plans that the row stands for, over models, layers and machines. M, where: the words of fast
-    memory and the boundary of one of these plans, only in the last row with the largest gap.
+    gap, free_gap: words over the bound for the plan, and for the best tiles of its boundary alone, to two decimals.
+    plans: the number of plans that share the row, over models, layers and machines. M, where: the words of fast memory
+    and the boundary of one of these plans; only the row with the largest gap keeps them.
     """
     alike = [
         candidate

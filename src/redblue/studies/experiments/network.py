@@ -130,7 +130,7 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
 
 
 def _dashes(names: list[str]) -> alt.Scale:
-    """The dashes of each schedule's line. Lines drawn later are dashed, so that coinciding lines stay visible."""
+    """The dashes of each line. `all_gather` and `ring_heads`, which often coincide with `ring`, are dashed."""
     return alt.Scale(domain=names, range=[[1, 0], [6, 4], [1, 0], [3, 3], [1, 0]])
 
 

@@ -23,7 +23,7 @@ from redblue.studies.experiments.metered import (
 )
 from redblue.studies.experiments.metered_figure import figure
 
-MAX_EDGE = 1 << 20  # a longer chunk of queries holds all of them, and is not shown as a tile edge
+MAX_EDGE = 1 << 20  # a chunk of this length or more stands for all queries, and is not shown as a tile edge
 
 
 @dataclass(frozen=True)

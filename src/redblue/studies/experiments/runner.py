@@ -38,8 +38,8 @@ def run(
 ) -> Result:
     """Run an experiment and write NAME.json, NAME.svg and NAME.md into the folder `out`.
 
-    The files of an earlier run are replaced; a NAME.json of this experiment shows that they are its files. Until then,
-    finished points are kept beside them, in NAME.json.partial.jsonl, and the same call continues from there.
+    The files of an earlier run are replaced; a NAME.json of this experiment shows that an earlier run wrote them. Until
+    the run ends, finished points are kept in NAME.json.partial.jsonl. The same call continues an interrupted run there.
     quick: measure few and small points. jobs: the number of processes; None for all cores. restart: discard the points
     that an earlier call kept. force: replace files of these names that no run wrote. only: the part to run, of an
     experiment that has parts; the rows of its other parts stay. progress(done, total): called at the start and after

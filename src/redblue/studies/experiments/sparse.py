@@ -1,4 +1,4 @@
-"""Sparse attention: words over density for four patterns, in every format of the mask, beside both lower bounds."""
+"""Sparse attention: words over density for four patterns, in every format of the mask, beside two lower bounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.studies.sparse.study import compare
 from redblue.studies.ticks import log_ticks
 
-# Names as --mask takes them, from few pairs to many.
 N, D, M_WORDS, BLOCK = 512, 32, 1024, 16
+# Masks as --mask takes them, from few pairs to many.
 PATTERNS = {
     "window": [f"window:{half},{half - 1}" for half in (4, 8, 16, 32, 64, 128)] + [f"window:{N},{N}"],
     "blocks": [f"random:{share},{BLOCK}" for share in (0.02, 0.05, 0.1, 0.2, 0.5, 0.9)],

@@ -1,4 +1,4 @@
-"""Training with three attentions: the loss, the time and the memory; in five parts, each measurement on its own."""
+"""Training with three attentions: the loss, the time and the memory, in the PARTS of studies.training.names."""
 
 from __future__ import annotations
 

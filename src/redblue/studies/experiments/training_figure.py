@@ -36,7 +36,7 @@ def _titled(text: str) -> alt.TitleParams:
 
 
 def _curves(rows: list[Row]) -> list[Any]:
-    """The losses at the longest n that all runs of a type have; they lie on one another, so later ones are dashed."""
+    """The losses of each type, at the n with the most contenders. The lines coincide, so later lines are dashed."""
     charts = []
     for dtype, short in TYPES.items():
         groups = [group for group in curve_groups(rows) if group[SDPA]["dtype"] == dtype]

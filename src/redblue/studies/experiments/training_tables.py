@@ -70,13 +70,13 @@ def required_speed(row: Row) -> float | None:
 
 
 def attention_speedup(row: Row) -> float:
-    """How much faster attention alone is: what a step adds to the step without attention, PyTorch's over redblue's."""
+    """The speed-up of attention alone: the time that PyTorch's SDPA adds to a step, over the time that redblue adds."""
     sdpa, ours, none = (statistics.median(row["seconds"][name]) for name in (SDPA, REDBLUE, NONE))
     return (sdpa - none) / max(ours - none, 1e-9)
 
 
 def attention_needed(row: Row, required: float) -> str:
-    """How much faster than PyTorch's SDPA attention must be for a step `required` times as fast."""
+    """The speed-up of attention over PyTorch's SDPA that makes a step `required` times as fast."""
     sdpa, none = (statistics.median(row["seconds"][name]) for name in (SDPA, NONE))
     left = sdpa / required - none
     return f"{(sdpa - none) / left:.1f}" if left > 0 else "impossible"

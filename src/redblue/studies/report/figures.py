@@ -53,7 +53,7 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
     layers = [
         *_regimes(curve, x, y, low, high),
         *_machines(curve, machines, x, bottom),
-        lines["marks"],  # this layer is first in the legend, although it lies below the others
+        lines["marks"],  # before the bounds, so that the legend lists the schedules first
         *_bounds(curve, x, y, low, high),
         lines["lines"],
         *_hover(curve, x, bottom),

@@ -22,7 +22,7 @@ from redblue.studies.report.calls import Call, best_seconds, computed_in, sizes_
 
 RUN_SECONDS = 0.3  # a run should take at most this long at PEAK_SHARE of the measured peak
 PEAK_SHARE = 0.5
-MAX_ELEMENTS = 2**27  # half a GiB of float32: for the scores, which PyTorch may write, and for Q, K, V and O
+MAX_ELEMENTS = 2**27  # half a GiB of float32; it limits the scores, which PyTorch may store, and Q, K, V and O
 
 SCHEDULES = {"forward": "flash", "backward": "flash_onepass"}  # the schedules that the kernels follow
 

@@ -30,7 +30,7 @@ MARK = b"<!doctype html>\n<!-- redblue report -->"  # every page begins so
 def render(report: Report) -> str:
     """Render the page as HTML."""
     curves = report.curves
-    drawn = run_all([*(partial(_words, curve) for curve in curves), *(partial(_responsive, x) for x in report.results)])
+    drawn = run_all([*(partial(_curve_chart, x) for x in curves), *(partial(_result_chart, x) for x in report.results)])
     charts = {
         "figures": drawn[: len(curves)],
         "results": dict(zip((result.experiment for result in report.results), drawn[len(curves) :], strict=True)),
@@ -47,13 +47,13 @@ def render(report: Report) -> str:
     )
 
 
-def _words(curve: Curve) -> dict[str, Any]:
+def _curve_chart(curve: Curve) -> dict[str, Any]:
     """The figure of a curve, without the configuration that the page sets by its colour scheme."""
     return figures.words_figure(curve).to_dict(validate=False) | {"config": {}}
 
 
-def _responsive(result: Result) -> dict[str, Any]:
-    """The same for the figure of an experiment's result."""
+def _result_chart(result: Result) -> dict[str, Any]:
+    """The figure of an experiment's result, also without the configuration."""
     return result.about.figure(result.rows).to_dict(validate=False) | {"config": {}}
 
 

@@ -1,4 +1,4 @@
-"""The picture of `redblue sparse`: words per attended pair over M, a facet for each format, with both bounds."""
+"""The picture of `redblue sparse`: words per attended pair over M, a facet for each format, with two bounds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _figures(count: Any) -> dict[str, str]:
 
 
 def _bounds(x: alt.X, y: alt.Y, low: float) -> list[alt.Chart]:
-    """Both bounds as lines, with the area below the proved one shaded."""
+    """The bounds PROVED and FAMILY as lines, with the area below PROVED shaded."""
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2.2, columns=1)
     dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]), legend=legend)
     lines = alt.Chart().transform_filter("isValid(datum.bound)")

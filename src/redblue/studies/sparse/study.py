@@ -1,4 +1,4 @@
-"""Compare all schedules and all formats of one mask: words over the capacity M, beside both lower bounds."""
+"""Compare all schedules and formats of one mask: words over the capacity M, beside a proved and a published bound."""
 
 from __future__ import annotations
 

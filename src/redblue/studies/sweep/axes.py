@@ -159,7 +159,7 @@ def _known(name: str, value: str) -> str:
     }
     if name in checks and not checks[name]():
         allowed = ", ".join(BYTES_PER_WORD if name == "dtype" else DIRECTIONS)
-        raise RedblueError(f"{name} must be of {allowed}; got {value!r}")
+        raise RedblueError(f"{name} must be one of {allowed}; got {value!r}")
     if not value:
         raise RedblueError(f"{name} has an empty value: leave out the comma that is too many")
     return value

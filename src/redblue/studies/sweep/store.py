@@ -71,9 +71,9 @@ def _check_columns(names: Sequence[str]) -> None:
     lacking = [name for name in COLUMNS if name not in names]
     foreign = [str(name)[:40] for i, name in enumerate(names) if name not in COLUMNS or name in names[:i]]
     if lacking or foreign:
-        parts = ("lacks", lacking), ("should not have", foreign)
+        parts = ("lacks the columns", lacking), ("should not have the columns", foreign)
         faults = (f"it {verb} {', '.join(some[:5])}{', ...' * (len(some) > 5)}" for verb, some in parts if some)
-        raise ValueError("of its columns, " + " and ".join(faults))
+        raise ValueError(" and ".join(faults))
 
 
 def _checked(row: Any) -> Row:

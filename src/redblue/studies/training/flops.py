@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from redblue.studies.training.model import Shape
 
-FORWARD, BACKWARD = 2, 5  # products of matrices in attention; a backward pass that stores no scores computes them again
+# Matrix products of attention. One of the five backward products computes the scores again, as they are not stored.
+FORWARD, BACKWARD = 2, 5
 
 
 def linear_flops(shape: Shape, tokens: int) -> int:

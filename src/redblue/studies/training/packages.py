@@ -53,9 +53,9 @@ def listed() -> list[Package]:
             ["apt-cache", "dumpavail"], stdout=subprocess.PIPE, text=True, errors="replace"
         ) as process:
             assert process.stdout
-            installed = packages(process.stdout)
-        if process.returncode == 0 and installed:
-            return installed
+            available = packages(process.stdout)
+        if process.returncode == 0 and available:
+            return available
     try:
         with STATUS.open(encoding="utf-8", errors="replace") as lines:
             return packages(lines)

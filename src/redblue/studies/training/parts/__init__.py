@@ -1,1 +1,1 @@
-"""The parts of `redblue experiment training`: each has points, a run in a separate process, tables and findings."""
+"""The parts of `redblue experiment training`: each module lists the points of a part, and runs one of them."""

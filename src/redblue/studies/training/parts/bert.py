@@ -1,4 +1,4 @@
-"""Part 2: a masked language model on documents of many lengths, padded to the longest or packed into one row."""
+"""The part `bert`: a masked language model on documents of many lengths, padded to the longest or packed in one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part 4: is a longer context worth its time? Perplexity over wall time for several contexts, all with redblue."""
+"""The part `context`: perplexity over wall time for several context lengths, all with redblue."""
 
 from __future__ import annotations
 

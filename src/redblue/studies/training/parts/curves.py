@@ -1,4 +1,4 @@
-"""Part 1: language models with three attentions: the same loss curve, and the time and memory of each."""
+"""The part `curves`: language models with three attentions, which have the same loss curve; their time and memory."""
 
 from __future__ import annotations
 

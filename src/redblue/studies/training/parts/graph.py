@@ -1,4 +1,4 @@
-"""Part 5: memory and time of attentions in a graph transformer on Debian's packages, and on many short documents."""
+"""The part `graph`: memory and time of a graph transformer on Debian's packages, and of a row of short documents."""
 
 from __future__ import annotations
 

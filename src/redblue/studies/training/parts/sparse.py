@@ -1,4 +1,4 @@
-"""Part 3b: the time of a training step on long sequences under sparse masks, and of FlexAttention's forward pass."""
+"""The part `sparse`: the time of a training step under sparse masks, and of FlexAttention's forward pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def points(quick: bool) -> list[dict[str, Any]]:
 
 
 def layout(n: int, block: int) -> np.ndarray:
-    """The blocks of the paper's pattern: butterfly, the neighbours of the diagonal, and the first row and column."""
+    """The blocks of the pattern of the FlashAttention paper.
+
+    They are a butterfly, the neighbours of the diagonal, and the first row and column.
+    """
     blocks = -(-n // block)
     pattern = Mask.butterfly(1) | Mask.sliding_window(1, 1) | Mask.global_tokens([0])
     return pattern.to_dense(blocks, blocks)
@@ -71,8 +74,8 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     symbols = torch.randint(point["symbols"], (batch, n))
     answers = torch.randint(point["answers"], (batch,))
-    kinds = {f"{SDPA}, dense": attentions.masked(SDPA, None, None), f"{REDBLUE}, dense": ways(None)}
-    kinds |= {f"{REDBLUE}, {name}": ways(mask) for name, mask in sparse_masks.items()} | {NONE: attentions.none}
+    kinds = {f"{SDPA}, dense": attentions.masked(SDPA, None, None), f"{REDBLUE}, dense": by_redblue(None)}
+    kinds |= {f"{REDBLUE}, {name}": by_redblue(mask) for name, mask in sparse_masks.items()} | {NONE: attentions.none}
 
     def step(attend: Any) -> None:
         optimizer.zero_grad()
@@ -84,7 +87,8 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return [point | {"seconds": seconds, "density": density, "flops_share": share}]
 
 
-def ways(mask: Mask | None) -> Any:
+def by_redblue(mask: Mask | None) -> Any:
+    """The attention of redblue under a mask."""
     return attentions.masked(REDBLUE, mask, None)
 
 

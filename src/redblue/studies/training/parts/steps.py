@@ -1,4 +1,4 @@
-"""Parts 1b and 1c: the time of a training step, with attentions timed in alternation, and its peak memory."""
+"""The parts `steps` and `memory`: the time of a training step, in which attentions take turns, and its peak memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         return [point | {"skipped": reason}]
     torch.set_num_threads(usable_cpus())
     text = texts.as_array(any_corpus().bytes_of(held_out=False))
-    endless = {"steps": 10**6}  # the learning rate stays near 0
+    endless = {"steps": 10**6}  # `race` decides how many of them run
     runs = {name: curves.training_of(point | endless | {"contender": name}, text, None) for name in point["contenders"]}
     seconds = race({name: training.step for name, training in runs.items()}, point["rounds"])
     pairs = point["batch"] * point["n"] * (point["n"] + 1) // 2

@@ -1,4 +1,4 @@
-"""Part 3: the tasks of the Long Range Arena, trained with redblue: accuracy, compared with the most frequent answer."""
+"""The part `tasks`: accuracy in the Long Range Arena, trained with redblue, compared with the most frequent answer."""
 
 from __future__ import annotations
 
