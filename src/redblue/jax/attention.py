@@ -59,7 +59,7 @@ def dot_product_attention(
     implementation: None or "redblue".
     return_residual: also return the log-sum-exp of each row's scores (B, n_q, H), in the type of key, without gradient.
 
-    jax.nn has neither seed nor return_lse, and of the options below only scale. Sinks have a gradient.
+    jax.nn lacks seed, return_lse and all options below except scale. Sinks have a gradient.
 
     seed: a key of jax.random, or a whole number; needed by dropout.
     return_lse: like return_residual, but in the type of sums, float32 or float64, and differentiable.

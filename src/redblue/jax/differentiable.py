@@ -72,7 +72,8 @@ def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
     for name in WITHOUT_GRADIENT:
         if varies.get(name):
             raise RedblueError(f"{name} has no gradient: use jax.lax.stop_gradient on it, or give a bias")
-    outputs: Any = _attention(static, q, k, v, arrays)  # its gradient refuses second derivatives
+    # Not `_forward_call`: JAX can differentiate `_attention` again, and so reaches the error about second derivatives
+    outputs: Any = _attention(static, q, k, v, arrays)
     bias_varies = () if varies.get("bias") else None  # a tree, because JAX would convert a bool to an array
     return outputs, (q, k, v, *outputs, arrays, bias_varies)
 

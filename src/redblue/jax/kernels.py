@@ -29,7 +29,7 @@ RANKS |= {name: 4 - rules.missing if rules.lead else 1 for name, rules in ARRAYS
 RANKS |= {"seed": 1, "query_lengths": 1, "key_lengths": 1}
 WITHOUT_LEAD = "seed", *(name for name, rules in ARRAYS.items() if not rules.lead)
 LENGTHS = "query_lengths", "key_lengths"
-KEPT = 8  # masks with lengths in the cache, for both passes and all layers of a model
+KEPT = 8  # cached masks that exclude padding; both passes and all layers of a model share them
 
 
 class Static(NamedTuple):
@@ -187,8 +187,9 @@ def _options(
 ) -> tuple[Options, Lengths | None]:
     """The options, and the lengths if the batch is computed entry by entry. Otherwise lengths are part of the mask.
 
-    Entries are cut to their lengths only if the cut changes no result: alibi's distances count from the last query and
-    key, dropout's patterns depend on the entry, and most masks fix the sizes.
+    by_entry: whether entries may be computed one by one. Entries are cut to their lengths only if the cut changes no
+    result. Three options rule a cut out: alibi (its distances count from the last query and key), dropout (its pattern
+    depends on the entry) and most masks (they are made for certain sizes).
     """
     mask, seed = mask_named(static.options.mask), arguments.get("seed")
     arrays = {
@@ -246,7 +247,7 @@ def _clipped(lengths: np.ndarray | None, n: int, lead: tuple[int, ...]) -> np.nd
 
 
 def _can_be_cut(mask: Mask | None, n_q: int, n_k: int) -> bool:
-    """Whether the mask means the same on fewer queries and keys: a band that begins at the first of both."""
+    """Whether the mask means the same on fewer queries and keys: a band aligned with the first query and first key."""
     if mask is None:
         return True
     return isinstance(mask.rule, Window) and (mask.rule.align == "top-left" or n_q == n_k)

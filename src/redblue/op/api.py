@@ -104,8 +104,9 @@ def as_numpy(name: str, array: Any) -> np.ndarray:
 class GradientArrays(NamedTuple):
     """Memory for the results of a backward pass, of any strides.
 
-    dq, dk, dv: of the shapes and types of NumpyCall's q, k and v. delta: one sum per row, of the type of sums. dbias:
-    of the type of sums, with as many dimensions as the scores; where it is broadcast, gradients are added up.
+    dq, dk, dv: of the shapes and types of NumpyCall's q, k and v. delta: one sum per row, of type NumpyCall.sum_dtype.
+    dbias: of type NumpyCall.sum_dtype, with as many dimensions as the scores. Gradients are added up along its
+    dimensions of size 1.
     """
 
     dq: np.ndarray
@@ -135,7 +136,7 @@ class NumpyCall:
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
-        if per_head(options.mask):  # heads that share a key head would need the same mask
+        if per_head(options.mask):  # the kernels take one mask per key head
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)

@@ -72,18 +72,18 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(common)
 
 
-def check_dtypes(names: dict[str, str]) -> str:
-    """The common type of the arrays. names: their types, by the arrays' names.
+def check_dtypes(dtypes: dict[str, str]) -> str:
+    """The common type of the arrays. dtypes: the type of each array, by the array's name.
 
     Raises RedblueError if types differ or if no kernel computes in one of them.
     """
-    for name, dtype in names.items():
+    for name, dtype in dtypes.items():
         if dtype not in COMPUTED:
             raise RedblueError(f"{name} must be of type {', '.join(COMPUTED)}, got {dtype}")
-    first = next(iter(names.values()))
-    for name, dtype in names.items():
+    first = next(iter(dtypes.values()))
+    for name, dtype in dtypes.items():
         if dtype != first:
-            raise RedblueError(f"{', '.join(names)} must be of one type, got {first} and, for {name}, {dtype}")
+            raise RedblueError(f"{', '.join(dtypes)} must be of one type, got {first} and, for {name}, {dtype}")
     return first
 
 

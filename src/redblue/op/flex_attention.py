@@ -33,10 +33,10 @@ def flex_attention(
     """The counterpart of torch.nn.attention.flex_attention.flex_attention, with gradients on every device.
 
     query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev): PyTorch tensors.
-    score_mod: a function of (score, b, h, q_idx, kv_idx). It is traced once per call and must equal what redblue's
-    kernels compute, in this order: the score times numbers per query and per key, softcap, anything added, a mask.
-    Tensors that score_mod captures get their gradients. Other functions raise RedblueError, which holds the traced
-    expression. docs/guide/flex.md lists both.
+    score_mod: a function of (score, b, h, q_idx, kv_idx), traced once per call. It may do these steps, in this order:
+    multiply the score by numbers per query and per key, apply a softcap, add terms, and mask. Tensors that score_mod
+    captures get their gradients. Other functions raise RedblueError, which holds the traced expression.
+    docs/guide/flex.md lists the supported and the refused functions.
     block_mask: a BlockMask. It is converted once, as long as it and the tensors that its mask_mod reads stay the same.
     scale: the factor of the scores; 1 / sqrt(E) if None. enable_gqa: whether Hq may be a multiple of Hkv.
     kernel_options: options that only tune PyTorch's kernels are accepted and change nothing.

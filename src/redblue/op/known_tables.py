@@ -24,7 +24,11 @@ Described = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, 
 
 
 class Kept(NamedTuple):
-    """Copies of the arguments of an earlier call (None: not given), and results by the other facts they depend on."""
+    """The tables and lengths of an earlier call, and the results that were computed from them.
+
+    copies: each argument's copy and description; None if the argument was not given. results: by the other facts on
+    which they depend.
+    """
 
     copies: tuple[tuple[Described, np.ndarray] | None, ...]
     results: dict[Hashable, Any]
@@ -96,6 +100,6 @@ def _described(x: Any) -> Described | None:
 
 
 def _copied(array: Described, x: Any) -> tuple[Described, np.ndarray]:
-    """A copy of the argument, and its memory."""
+    """Copy the argument. Returns the description of the copy, and the copy."""
     copy = np.array(x.detach().numpy() if api.is_torch(x) else x)
     return (copy.ctypes.data, *array[1:]), copy

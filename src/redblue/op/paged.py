@@ -36,7 +36,7 @@ def attention_paged(
     k_pages (pages, page, H_kv, d), v_pages (pages, page, H_kv, d_v): of any strides, so that other layouts are views;
     v_pages may be a slice of k_pages. page_table: (B, most pages of a sequence), whole numbers: key j of sequence b
     lies in page page_table[b, j // page], row j % page. lengths_k: (B,), keys of each sequence. Entries of the table
-    and rows of pages beyond them are not read. PyTorch tensors or arrays, all of one type.
+    and rows of pages beyond these lengths are not read. PyTorch tensors or arrays, all of one type.
 
     The queries of a sequence belong to its newest keys: the last query has the position of the last key. mask: None for
     a causal mask by these positions; Mask.full(); Mask.causal or Mask.sliding_window with align="bottom-right"; or a

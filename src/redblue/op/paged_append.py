@@ -17,9 +17,10 @@ from redblue.op.pages import Sequences, lengths_of, table_of
 
 
 class _Target(NamedTuple):
-    """One cache. packed: the shape of its new rows. copy: the core's copy task; None if the cache is not on the CPU.
+    """The write to one cache, k_pages or v_pages. packed: the shape of the new rows, (total, heads, width).
 
-    Like `Ready` of redblue.op.paged_cpu, it is valid for all arrays with the shapes, strides and types of its own.
+    copy: the core's copy task; None if the cache is not on the CPU. Like `Ready` of redblue.op.paged_cpu, a target is
+    valid for all arrays of the same shapes, strides and types.
     """
 
     packed: tuple[int, ...]

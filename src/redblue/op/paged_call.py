@@ -27,8 +27,8 @@ CAUSAL = Mask.causal(align="bottom-right")
 class PagedCall(NamedTuple):
     """A checked call. q (total_q, H, d) is packed. shape: the shape of the output.
 
-    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: pages
-    that all sequences share, None to look for shared ones.
+    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: number
+    of first pages that all sequences share; None: the core looks for shared pages.
     """
 
     q: Any
@@ -76,7 +76,7 @@ class PagedCall(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _sizes(batch: int, longest: int, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Sizes:
-    """The sizes of all sequences as one call, from the shapes of q and of the pages."""
+    """The sizes that options must fit: lead (B,), and the keys of the longest sequence. q, k, v: shapes of arrays."""
     (_, _, kv_heads, d), d_v = k, v[-1]
     return check_shapes((batch, q[-2], q[1], q[-1]), (batch, kv_heads, longest, d), (batch, kv_heads, longest, d_v))
 

@@ -18,7 +18,7 @@ Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 
 
 class Ready(NamedTuple):
-    """A checked call, valid for all arrays with the shapes, strides, types and relative addresses of its own.
+    """A checked call, valid for all arrays of the same shapes, strides, types and relative addresses.
 
     call: None if there is nothing to compute. packed: the shape to which q must be copied; None if q already has it.
     library: PyTorch's or NumPy's functions. out, lse: their shapes and types. held: the memory that `call` points into.
@@ -77,7 +77,7 @@ def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[An
 
 
 def sizes_of(call: PagedCall) -> Sizes:
-    """The sizes of the call's options: one leading dimension of sequences, and the longest sequence's keys."""
+    """The sizes that options must fit: lead (B,), n_q (1 for packed q), and the keys of the longest sequence."""
     kv_heads, (_, heads, d) = int(call.k.shape[2]), call.q.shape
     n_q = int(call.shape[1]) if len(call.shape) == 4 else 1
     n_k = call.sequences.longest

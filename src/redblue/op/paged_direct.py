@@ -13,7 +13,7 @@ from redblue.op import api, paged_cpu
 from redblue.op.known_tables import known
 from redblue.op.paged_append import Places
 from redblue.op.paged_call import PagedCall, check_cache
-from redblue.op.paged_forms import are_hashable, bytes_into_row, distance_within, form_of
+from redblue.op.paged_forms import bytes_into_row, distance_within, form_of, may_be_cached
 from redblue.op.paged_options import of_sequence
 
 
@@ -37,7 +37,7 @@ def computed(
         return PagedCall.checked(q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages, options)
 
     form = form_of(q, k_pages, v_pages)
-    if form is None or not are_hashable(prefix_pages, options):
+    if form is None or not may_be_cached(prefix_pages, options):
         call = checked()
         if not _on_cpu(call):
             return _on_gpu(call, page_table) or _gathered(call)

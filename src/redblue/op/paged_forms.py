@@ -69,8 +69,11 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...], unit: int, size: in
     return sum(min(0, step) for step in steps), size + sum(max(0, step) for step in steps)
 
 
-def are_hashable(prefix_pages: Any, options: Options) -> bool:
-    """Whether equal values imply equal calls. 1 and True are equal, too, although one of them is refused."""
+def may_be_cached(prefix_pages: Any, options: Options) -> bool:
+    """Whether a checked call may be cached by these values: values that are equal must mean equal calls.
+
+    The types are compared exactly, because 1 == True, although only one of them may be valid.
+    """
     if prefix_pages is not None and type(prefix_pages) is not int:
         return False
     mask, *others = options

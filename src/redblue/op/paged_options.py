@@ -16,8 +16,8 @@ from redblue.op import api
 def expanded(options: Options, q: Any, sizes: Sizes) -> Options:
     """The options with their arrays expanded: bias to (B, H, n_q, longest n_k), slopes to (H,) or (B, H).
 
-    sizes: the sizes of all sequences as one call, with lead (B,) and the keys of the longest sequence. The arrays are
-    converted to q's library. Raises RedblueError, which names the option, for an array that does not fit.
+    sizes: the sizes that the arrays must fit, with lead (B,) and the number of keys of the longest sequence. The arrays
+    are converted to q's library. Raises RedblueError, which names the option, for an array that does not fit.
     """
     if not options.has_arrays:
         return options

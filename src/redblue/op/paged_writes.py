@@ -74,7 +74,10 @@ def _memory(x: Any) -> np.ndarray:
 
 
 def _shared_column(k_pages: Any, v_pages: Any) -> int | None:
-    """The column of k_pages at v_pages' address, if both have strides as in one array; else None."""
+    """The column of k_pages at which v_pages begins, if their strides are equal; else None.
+
+    The column may lie outside of k_pages. None also if no column begins at v_pages' address.
+    """
     k, v = _memory(k_pages), _memory(v_pages)
     between, step = v.ctypes.data - k.ctypes.data, k.strides[-1]
     return None if k.strides != v.strides or not step or between % step else between // step
@@ -179,7 +182,7 @@ def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, leng
 
 
 def _held_rows(pages: np.ndarray, sequences: Sequences, lengths: np.ndarray) -> np.ndarray:
-    """For each page up to the last one of `pages`: the rows that sequences hold; 0 for a page not in `pages`."""
+    """For each page up to the last one of `pages`: the number of rows with keys of sequences; 0 if not in `pages`."""
     table, page = sequences.table, sequences.page
     held = np.zeros(int(pages.max(initial=-1)) + 1, np.int64)
     written = np.zeros(len(held), bool)

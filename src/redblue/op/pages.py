@@ -17,9 +17,10 @@ from redblue.op import api
 class Sequences:
     """The checked sequences of a call, B of them.
 
-    starts: (B + 1,), the first packed row of each sequence's queries, and their total. lengths: (B,), its keys. Both
-    are int64. table: (B, most pages), int64 and contiguous: its pages. page: number of keys in a page. The arrays are
-    copies, because the caller may change a table while the kernels run without Python's lock.
+    starts: (B + 1,), the first packed row of each sequence's queries, and the total number of queries. lengths: (B,),
+    the number of keys of each sequence. table: (B, most pages), contiguous: the pages of each sequence. All three are
+    int64. page: number of keys in a page. The arrays are copies, because the caller may change a table while the
+    kernels run without Python's lock.
     """
 
     starts: np.ndarray
@@ -41,12 +42,12 @@ class Sequences:
 
     @cached_property
     def longest(self) -> int:
-        """The keys of the longest sequence; 0 if there is none."""
+        """The number of keys of the longest sequence; 0 without sequences."""
         return int(self.lengths.max(initial=0))
 
     @cached_property
     def total(self) -> int:
-        """The queries of all sequences."""
+        """The number of queries of all sequences together."""
         return int(self.starts[-1])
 
     @property
@@ -55,7 +56,7 @@ class Sequences:
         return np.diff(self.starts)
 
     def places(self, sequence: int, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pages of the sequence's positions first .. stop - 1, and their rows within them."""
+        """The page of each position first .. stop - 1 of the sequence, and the row within the page."""
         positions = np.arange(first, stop)
         return self.table[sequence, positions // self.page], positions % self.page
 

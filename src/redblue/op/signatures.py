@@ -40,7 +40,7 @@ def documented(arguments: type) -> Callable[[Function], Function]:
 
 
 def options_of(function: str, options: Any, arguments: Any = Arguments) -> Options:
-    """The record of the keyword arguments `given`. Raises TypeError, as Python does, for one not among `arguments`."""
+    """The keyword arguments as a record. Raises TypeError, as Python does, for a name that `arguments` lacks."""
     if not options:
         return _DEFAULTS
     if not options.keys() <= arguments.__optional_keys__:

@@ -20,7 +20,7 @@ from redblue.op.signatures import documented, options_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-KEPT = 16  # lists of lengths in the cache, and masks made of them
+KEPT = 16  # entries in each of two caches: lengths of sequences, and masks of packed sequences
 
 
 @documented(PackedArguments)
@@ -39,9 +39,9 @@ def attention_varlen(
     q (total_q, H, d), k (total_k, H_kv, d), v (total_k, H_kv, d_v): PyTorch tensors (with autograd) or arrays.
     cu_seqlens_q, cu_seqlens_k: the cumulative lengths of the sequences, (sequences + 1,) whole numbers from 0 to
     total_q (total_k). Sequences may be empty. cu_seqlens_k is cu_seqlens_q if left out.
-    The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence; align="bottom-right" counts from a
-    sequence's last query and key. alibi's distances count from these, too; its slopes are (H,), or (sequences, H). All
-    other options of `attention` are accepted, except a bias.
+    The mask is Mask.causal(), a sliding window or Mask.full(), within each sequence. With align="bottom-right", the
+    last query of a sequence has the position of the sequence's last key. alibi's distances always assume these
+    positions; its slopes are (H,), or (sequences, H). All other options of `attention` are accepted, except a bias.
 
     return_lse: also return the log-sum-exp of each row's scores, sinks included; differentiable.
 
@@ -92,7 +92,7 @@ def packed_calls(
 ) -> list[PackedCall]:
     """The calls of `attention` that compute packed sequences of these lengths: one, unless an option needs several.
 
-    Options whose arrays depend on positions, such as alibi, need them: see `_aligned`.
+    Options whose arrays depend on positions, such as alibi, need several calls: see `_aligned`.
 
     options: those of `attention_varlen`, with the mask of a single sequence. Each of several calls gets a
     different seed, so that dropout differs between sequences. separate: one call for each sequence.

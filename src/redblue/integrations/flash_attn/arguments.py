@@ -124,7 +124,7 @@ def check_sinks(s_aux: Any, heads: int) -> None:
 
 
 def unpacked(name: str, packed: Any, parts: int, shape: str) -> tuple[Tensor, ...]:
-    """The tensors that `packed` holds along its last dimension but two, as views."""
+    """The tensors that `packed` holds along its third to last dimension, as views."""
     check_tensors(shape, **{name: packed})
     if packed.shape[-3] != parts:
         raise RedblueError(f"{name} must be {shape}, got shape {tuple(packed.shape)}")

@@ -105,7 +105,7 @@ class Sequences(NamedTuple):
 
     @property
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first query and the first packed key of each sequence, followed by their numbers."""
+        """(sequences + 1,) each: the first query and the first packed key of each sequence, and the totals."""
         queries, keys = (np.append(0, np.cumsum(x)) for x in (self.lengths, self.keys.lengths))
         return queries, keys
 

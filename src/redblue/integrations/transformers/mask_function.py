@@ -59,7 +59,7 @@ def redblue_mask(
     if q_length == 1 or is_captured(attention_mask, q_offset):
         return plain(**others)
     shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
-    if recognised.is_causal(mask_function):  # keys after the last query, in caches of a fixed size
+    if recognised.is_causal(mask_function):  # omit keys after the last query: caches of a fixed size have such
         used = min(used, max(0, q_first + q_length - kv_offset))
     padding = _padding(attention_mask, batch_size, kv_offset, used)
     place = recognised.Place(batch_size, q_length, used, q_first, kv_offset)

@@ -91,8 +91,8 @@ def paged_forward(
     options = {"scale": scaling, "softcap": softcap, "sinks": None if s_aux is None else s_aux.reshape(-1)}
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     total = int(step.starts[-1])
-    # The method of full attention also serves rings. The rings' own method refuses every call, because the first key of
-    # a ring's page may be any key
+    # The method of full attention also serves rings. The rings' own method refuses every call, because the rows
+    # of a ring do not hold the keys in the order of the tokens
     views = FullAttentionCacheAllocator.get_cache_for_block_table(group, module.layer_idx)
     layer = Layer(q[:total], k[:total], v[:total], *views, step, window, options)
     in_rings = _ring(group) is not None and step.table is not None
@@ -109,7 +109,10 @@ def paged_forward(
 
 
 def _from_pages(layer: Layer) -> Tensor:
-    """The outputs of all sequences. Their keys lie in pages; if no sequence has old keys, all keys are given as new."""
+    """The outputs of all sequences, whose keys lie in pages.
+
+    If no sequence has keys of earlier steps, the new keys are read directly.
+    """
     q, step = layer.q, layer.step
     if step.table is None:
         return attention_varlen(q, layer.k, layer.v, step.starts, mask=layer.mask, **layer.options)

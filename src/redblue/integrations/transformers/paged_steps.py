@@ -13,9 +13,9 @@ class Step(NamedTuple):
     """The sequences of a step, B of them. All layers of a group share it.
 
     starts: (B + 1,), the first packed row of each sequence's new tokens, and their total. past: (B,), the number of
-    attended keys before the new tokens. table: None if no sequence has such keys; else (B, most pages), the pages of
-    all keys; for rings, only of the sequences with one new token. old: for rings, the places of each sequence's keys
-    before the new tokens, in the order of the tokens; else empty.
+    attended keys before the new tokens. table: (B, most pages), the pages of all keys of each sequence; None if no
+    sequence has keys before its new tokens. The table of rings has rows only for the sequences with one new token.
+    old: for rings, the places of each sequence's keys before the new tokens, in the order of the tokens; else empty.
     """
 
     starts: np.ndarray

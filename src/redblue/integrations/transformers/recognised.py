@@ -109,7 +109,10 @@ def _window(place: Place, left: int | None, right: int | None) -> Mask:
 
 
 def equal_labels(queries: np.ndarray, keys: np.ndarray) -> Mask:
-    """Query i attends key j if their labels are equal and not negative. Raises Unknown if labels recur or are mixed."""
+    """Query i attends key j if their labels are equal and not negative.
+
+    Raises Unknown if a label recurs, or if the labels of queries and of keys come in different orders.
+    """
     (q_labels, lengths), (k_labels, k_lengths) = _runs(queries), _runs(keys)
     places = {label: i for i, label in enumerate(q_labels) if label >= 0}
     merged: list[tuple[int, int]] = []  # queries and keys of each document, in order

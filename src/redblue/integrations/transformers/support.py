@@ -11,7 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 
-@torch.compiler.assume_constant_result  # a captured graph would warn of the cache
+@torch.compiler.assume_constant_result  # else torch.compile would warn about the cache of `_follows_sdpa`
 def follows_sdpa(modeling_module: str) -> bool:
     """Whether the models of a module follow the conventions of PyTorch's SDPA.
 

@@ -24,8 +24,8 @@ class RedblueMetadata:
     """One batch of requests, B of them, for all layers.
 
     query_start_loc (B + 1,): the first token of each request, and their total. seq_lens (B,): the keys of each request.
-    block_table (B, most blocks): its blocks. slot_mapping: a slot of the cache for each token. causal: True for causal,
-    False for two-sided attention.
+    block_table (B, most blocks): the blocks of each request. slot_mapping: a slot of the cache for each token. causal:
+    True for causal, False for two-sided attention.
     """
 
     query_start_loc: Tensor
@@ -44,7 +44,7 @@ class RedblueMetadataBuilder(AttentionMetadataBuilder):
         if vllm_config.kv_transfer_config is not None:
             raise RedblueError(
                 "kv_transfer_config must be None: a KV connector may bring blocks in the layout of vLLM's own kernel, "
-                f"which redblue would read as another; {ADVICE}"
+                f"which redblue would misread; {ADVICE}"
             )
         logger.info_once("redblue computes the attention of CPU_ATTN (%s=1).", VARIABLE)
 

@@ -76,7 +76,7 @@ def attention_backward(
 def gradients(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dbias and delta, the row sums of dout * out - dlse; otherwise as `attention_backward`."""
+    """dq, dk, dv, dbias and delta, which is the row sums of dout * out, minus dlse. Else as `attention_backward`."""
     options = checked(options)
     tensors = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     if options.positions is not None:

@@ -338,7 +338,8 @@ def _slopes(call: Call, slopes: Tensor | None, starts: Tensor | None) -> Tensor 
 def _in_parts(num_splits: int | None, packed_with_slopes: bool, dropout: float) -> bool:
     """Whether a call is computed in parts, by `_parts`.
 
-    num_splits=1 requests sums that do not depend on the other sequences; alibi's distances count within a sequence.
+    num_splits=1 requests sums that do not depend on the other sequences. Packed sequences with slopes need parts,
+    because alibi's distances count within a sequence.
     """
     if num_splits is not None and num_splits < 0:
         raise RedblueError(f"num_splits must be 0 (automatic) or more, got {num_splits}")
@@ -357,7 +358,7 @@ def _seed(query: Tensor, dropout: float) -> Tensor | None:
 
 
 def _states(query: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The op's outputs that hold the seed, no offset, and an empty debug mask."""
+    """The op's last three outputs: the state with the seed, a number that is always 0, and an empty debug mask."""
     empty = query.new_empty(0)
     seed = torch.zeros((), dtype=torch.int64) if seed is None else seed
     if _has_two_states():

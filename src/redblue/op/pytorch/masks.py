@@ -65,7 +65,7 @@ def mask_named(name: str) -> Mask | None:
 def graph_name_of(mask: Mask) -> str:
     """The text of a mask for a graph that is being captured; its name if it is too large and the graph is not exported.
 
-    Raises RedblueError if the graph is exported.
+    Raises RedblueError if the mask is too large and the graph is exported.
     """
     with _lock:
         name = _texts.get(mask)

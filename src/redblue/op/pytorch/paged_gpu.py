@@ -109,7 +109,7 @@ def _record(options: Options, sizes: Sizes, q: Tensor, sums: torch.dtype) -> Opt
         check_array(name, tuple(x.shape), dtype_name(x.dtype), sizes, dtype_name(q.dtype))
         if rules.own_type and sums != torch.float64:
             x = x.detach()
-        else:  # the kernels read whole numbers as booleans, which must not be added to scores
+        else:  # booleans become whole numbers: kernels read a bias of whole numbers as boolean, and do not add it
             x = x.detach().to(torch.int32 if x.dtype == torch.bool else sums).contiguous()
         expanded[name] = x.expand(ARRAYS[name].shape(sizes))
     return options._replace(mask=None, **expanded)
@@ -125,7 +125,7 @@ class _Placed:
     programs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def items(self, of_class: int, rows: int) -> Tensor:
-        """The programs of a class of nodes, for tiles of `rows` stacked rows."""
+        """The programs for the nodes of a class, for tiles of `rows` stacked rows, as Layout.items documents them."""
         kept = self.programs.get((of_class, rows))
         if kept is None:
             kept = self.programs[of_class, rows] = copied(self.layout.items(of_class, rows), self.device)
@@ -175,7 +175,7 @@ def _known(request: _Request, device: torch.device) -> _Placed:
 
 
 def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, list[int]]]:
-    """Keys that are read together, by the core: (first key, stop key, sequences)."""
+    """The core's nodes: (first key, stop key, sequences). Kernels read a node's keys once for all its sequences."""
     table = np.frombuffer(request.table, np.int64)
     (first, end), most = request.window, len(table) // max(1, len(lengths))
     sequences = _core.Sequences(

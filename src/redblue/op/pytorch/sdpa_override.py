@@ -28,9 +28,10 @@ def enable_sdpa() -> Override:
     """Send every F.scaled_dot_product_attention through redblue, until the returned Override is disabled.
 
     This works on the CPU and, if Triton is installed, on CUDA and ROCm devices. PyTorch computes the calls that redblue
-    does not support, and all calls under the user's torch.nn.attention.sdpa_kernel, whether inside or outside; `used`
-    of the Override counts them. The fast path of nn.MultiheadAttention and nn.TransformerEncoder is turned off, so that
-    they call the function in eval mode, too. Raises RedblueError if PyTorch is not installed.
+    does not support, and all calls inside a torch.nn.attention.sdpa_kernel, whether it was entered before or after the
+    override. `used` of the Override counts these calls. The fast path of nn.MultiheadAttention and
+    nn.TransformerEncoder is turned off, so that they call the function in eval mode, too. Raises RedblueError if
+    PyTorch is not installed.
     """
     return _kernels.request()
 

@@ -20,7 +20,7 @@ from redblue.masks.block_mask import ATTRIBUTES, read
 
 _lock = threading.Lock()
 _converted: weakref.WeakKeyDictionary[Any, Converted] = weakref.WeakKeyDictionary()
-NO_SIZES = 1 << 30  # the edges of a block that fits queries and keys of any number
+NO_SIZES = 1 << 30  # PyTorch's block edge for a BlockMask that fits any numbers of queries and keys
 
 
 class Converted:
@@ -84,7 +84,7 @@ def _leaves(x: Any, names: set[str], visited: dict[int, Any]) -> Iterator[Any]:
     """Yield the tensors in a value, each followed by its version, and all other values that cannot change.
 
     names: the attributes that functions read, a set that this function extends; other attributes are ignored.
-    seen: the visited values, by their ids.
+    visited: the visited values, by their ids.
     """
     if isinstance(x, (int, float, str, bytes, type(None), range, np.generic)):
         yield x

@@ -297,7 +297,7 @@ def multiplied(x: Expression, y: Expression) -> Expression:
 
 
 def _terms(x: Expression) -> list[Expression]:
-    """The parts of a sum. A difference of positions stays whole: `positions.distance` knows it."""
+    """The parts of a sum. A difference of positions stays whole: `positions.alibi` recognises it."""
     if not _is_step(x) or x.kwargs.get("alpha", 1) != 1 or x.value.dtype not in (torch.float32, torch.float64):
         return [x]
     if name_of(x.op) == "add":

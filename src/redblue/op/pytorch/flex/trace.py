@@ -83,7 +83,8 @@ class Recorder(TorchDispatchMode):
 # PyTorch's functions that copy values from a list, which the recorder does not see
 _FROM_VALUES = {"tensor", "as_tensor", "asarray", "new_tensor", "new"}
 
-# PyTorch's functions that read facts of a tensor other than its value, in addition to properties and is_...
+# PyTorch's functions that read facts of a tensor other than its value; `__get__` reads a property. Functions with names
+# that begin with is_ read such facts, too.
 _FACTS = {
     "dim",
     "numel",
