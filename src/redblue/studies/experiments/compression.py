@@ -183,13 +183,14 @@ def findings(rows: list[Row]) -> list[str]:
     within = sum(row["most_products"] <= row["limit"] and row["loads"] >= row["bound_loads"] for row in runs)
     above = sum(min(row["words"]) > row["any_bound"] for row in large)
     return [
-        f"In {exact} of {decoded} phases, the receiver decoded every score exactly from a message of at most 2M words. "
+        f"In {exact} of {decoded} phases, every score was decoded exactly from a message of at most 2M words. "
         f"In {within} of {len(runs)} runs, no phase has more scores than Theorem 4 allows, and the run loads at least "
         f"the words of the theorem's bound. The run nearest to the limit of scores is `{fullest['schedule']}` at "
         f"M = {fullest['M']}: one of its phases has {fullest['most_products'] / fullest['limit']:.0%} of the allowed "
         f"scores.",
-        f"The messages can hardly be shorter. For one phase of `{tightest['schedule']}`, any message that determines "
-        f"the scores needs at least {tightest['determined_share']:.0%} of the words of the protocol's message.",
+        f"In one phase of `{tightest['schedule']}`, any message that determines the scores needs at least "
+        f"{tightest['determined_share']:.0%} of the words of the decoded message. For the other runs, a smaller share "
+        f"is proved.",
         f"The run nearest to the bound for any arithmetic is `{nearest['schedule']}` at M = {nearest['M']}. This run "
         f"loads {nearest['loads'] / nearest['bound_loads']:.0f} times the words of the bound.",
         f"The bounds of Theorems 1 to 3 hold for standard products only. With n = 4 d and d of at least "
@@ -228,8 +229,8 @@ words do not depend on the data, as two runs on random inputs confirm. The colum
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
 - *Determined*: a lower bound D on the words of any message that determines the scores of the phase, divided by the
   words of the phase's message, for the decoded phase with the largest ratio. Let s_1 ≥ s_2 ≥ ... be the numbers of the
-  phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. Rows give a second value in the
-  same way. The larger of the two values is used.
+  phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. The numbers of scores for each
+  query give a second value in the same way. The larger of the two values is used.
 - *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums

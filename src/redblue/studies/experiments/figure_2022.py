@@ -125,8 +125,8 @@ def findings(rows: list[Row]) -> list[str]:
         f"move {total[STANDARD]:.1f} GB. Mask and dropout add {passes:.1f} GB if both are separate passes, forward and "
         f"backward, that each read and write an n x n matrix. The total is then {total[WITH_PASSES]:.1f} GB. The paper "
         f"does not say whether they were separate passes.",
-        f"With the same M, FlashAttention-2's order with tiles that fill the cache moves {total[FLASH2]:.2f} GB. No "
-        f"schedule moves less than {total['bound']:.2f} GB.",
+        f"With the same M and with tiles that fill the cache, the loop order of FlashAttention-2 moves "
+        f"{total[FLASH2]:.2f} GB. No schedule moves less than {total['bound']:.2f} GB.",
     ]
 
 

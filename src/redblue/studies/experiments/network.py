@@ -244,11 +244,12 @@ Counted, not measured, with n = {COMMON["n"]:,} (causal {PANELS["one head, causa
 - *M*: the most words that a process holds.
 - *Bound by phases*: the bound for processes that hold at most M words. A dash means that this bound is 0.
 
-In the forward pass, a square mesh meets the bound for one head. In the backward pass, the best grids have 3 rows for
-every 4 columns, and a square mesh moves slightly more words.
+In the forward pass, a square mesh meets the bound for one head. In the backward pass, a grid meets the
+bound if it has 3 parts of the rows for every 4 parts of the keys. No grid of the tables has this ratio, so `mesh` moves
+slightly more words than the bound.
 
-With a causal mask, the bound leaves out only the pairs above the diagonal among a process's own tokens. It counts all
-other pairs of the process's rows and keys as attended. No known schedule divides the triangle of attended pairs in such
-a way.
+With a causal mask, the bound assumes that the rows of a process attend all of its keys, except for the pairs above the
+diagonal among the tokens that the process holds at the start. No known schedule divides the triangle of attended pairs
+in this way, so every schedule moves more words than the bound.
 """,
 )

@@ -246,7 +246,7 @@ measured.
 The runs are forward passes with a full mask, one head and float32, in one level of write-back LRU cache with lines of
 64 bytes. A store that overwrites a whole line does not read the line first. Tile edges are multiples of {LINE_WORDS}
 words, except the rows of `flash`. All traffic between the cache and the next level is counted, including dead tiles
-that are written back. The last five columns of the tables are layouts:
+that are written back. The last five columns of the first two tables are layouts:
 
 - **{FULL}**: the same capacity and lines in one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
@@ -271,11 +271,11 @@ too, because LRU cannot know that they are dead. With r rows and c columns, the 
     r (d + d_v + 2) + r c + r + c (d + d_v) words
 
 while it computes, and r (2 d_v + 3) words while it stores O. The larger number counts. In the model, the largest of
-c d, c d_v and r replaces the sum r + c (d + d_v) in the formula. With whole lines and one set, a cache of this capacity
-moves exactly the counted words and the dead tiles that LRU writes back (`tests/machine/test_cached_costs.py`). With one
-line less, LRU evicts each line just before its next use, so the traffic jumps instead of growing slowly. For this
-reason, tiles for a full cache can move several times the counted words, while tiles for a part of the cache move only
-the counted words.
+c d, c d_v and r replaces the sum r + c (d + d_v) in the formula. If tiles fill whole lines and the cache has one set, a
+cache of this capacity moves exactly the counted words, plus the dead tiles that LRU writes back
+(`tests/machine/test_cached_costs.py`). With one line less, LRU evicts each line just before its next use, so the
+traffic jumps instead of growing slowly. For this reason, tiles for a full cache can move several times the counted
+words, while tiles for a part of the cache move only the counted words.
 
 `hybrid` loses the largest part of the cache. It keeps rows of Q and uses one slice of their features at a time. So a
 whole score tile, its spilled P and c rows of K pass through the cache between two uses of a row. It also stores its row

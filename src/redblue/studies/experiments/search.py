@@ -167,9 +167,10 @@ EXPERIMENT = Experiment(
     method="""
 **Family of schedules.** A schedule of the family is a sequence of sweeps over all pairs. A sweep computes, recomputes
 or reads arrays of pairs (P, dP, dS), writes some of these arrays, and adds to outputs ("sum"). The outputs are `o` in
-the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X. P is not an
-input of the backward pass, so it is computed again. In each sweep, rows, keys, tiles of pairs or tiles of an output
-stay in the cache, whichever moves the fewest words. All other data are streamed.
+the forward pass, `dq`, `dk` and `dv` in the backward pass, and `o` and `g` = dS A2 for the gradient by X (the gradient
+with respect to X, where the scores are A1 X A2ᵀ). P is not an input of the backward pass, so it is computed again. In
+each sweep, rows, keys, tiles of pairs or tiles of an output stay in the cache, whichever moves the fewest words. All
+other data are streamed.
 
 A search for a shortest path (`redblue.lab.sweep_family`) tries all sets of arrays and all orders of sweeps. The fewest
 words of the search are compared with the words of the schedules of the

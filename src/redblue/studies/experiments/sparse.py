@@ -180,13 +180,13 @@ def findings(rows: list[Row]) -> list[str]:
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
         sentences.append(
-            f"The published bound for a family of inputs (the family's form) does not hold for each single mask: "
-            f"{len(below)} of {len(best)} masks move fewer words. `{least['mask']}` moves "
-            f"{least['words'] / least['family_form_words']:.2f} times the words of the form."
+            f"The family's form is the published bound for a family of inputs, without its constant. It is no bound "
+            f"for a single mask: {len(below)} of {len(best)} masks move fewer words. `{least['mask']}` moves "
+            f"{least['words'] / least['family_form_words']:.2f} times the words of the family's form."
         )
     sentences.append(
-        f"The index of a mask takes up to {heavy['index_words'] / heavy['words']:.0%} of all words "
-        f"({TITLES[heavy['format']]}, `{heavy['mask']}`)."
+        f"Over all masks and formats, the index takes up to {heavy['index_words'] / heavy['words']:.0%} of the words "
+        f"(`{heavy['mask']}`, stored as {TITLES[heavy['format']]})."
     )
     worst = max(best, key=_gap)
     sentences.append(f"The mask farthest from its bound is `{worst['mask']}`, with {_gap(worst):.1f} times the bound.")
@@ -208,9 +208,10 @@ EXPERIMENT = Experiment(
     findings=findings,
     method=f"""
 Counted, not measured: forward, one head, n = {N}, d = {D}, M = {M_WORDS:,} words = d², words of 16 bits. A 32-bit
-number of an index takes two words. Every schedule is counted with its best tiles and with every format that can store
-the mask ({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))}).
-The figure and the table show the schedule with the fewest words.
+number of an index takes two words. Every schedule
+({", ".join(f"`{name}`" for name in schedules.list_schedules("forward"))})
+is counted with its best tiles and with every format that can store the mask. The figure and the table show the
+schedule with the fewest words.
 
 - *Masks*: `window:4,3` is a sliding window of 4 keys to the left and 3 to the right. `random:0.1,{BLOCK}` has random
   blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, and `random:0.1,1` has random pairs. The number after

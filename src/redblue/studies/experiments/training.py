@@ -81,7 +81,7 @@ rounds.
 
 - *No attention* uses V as the result of attention, so it times the rest of the step.
 - *Speed-up of attention*: the time that SDPA adds to this rest, divided by the time that redblue adds.
-- *Required of attention*: the speed-up of attention that the step needs to reach its own required speed-up.
+- *Required speed-up of attention*: the speed-up of attention that the step needs to reach its own required speed-up.
   "Impossible" means that even a step without attention is too slow.
 - *Attention's share of FLOPs*: only attended pairs count, with two matrix products forward and five backward.
 - *Attention's share of time*: the share of SDPA in the time of a step.
@@ -97,10 +97,11 @@ in one row, with a mask of documents (a boolean matrix for PyTorch's SDPA). The 
 Pathfinder as pixels, and *text*: the documents of the Brown corpus, byte by byte, are classified as informative or
 imaginative. The examples of the test are not used for training.
 
-**`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *Block-sparse* is
-the pattern of the FlashAttention paper in blocks of 64: a butterfly, the blocks beside the diagonal, and the first row
-and column of blocks. *Window* and *random* have about the same density. FlexAttention has no gradients on CPUs, so only
-its forward pass is compared.
+**`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *s/step* is
+the median of the rounds' times, and a speed-up is the median of the rounds' ratios. So a speed-up can differ from the
+ratio of two times of the table. *Block-sparse* is the pattern of the FlashAttention paper in blocks of 64: a butterfly,
+the blocks beside the diagonal, and the first row and column of blocks. *Window* and *random* have about the same
+density. FlexAttention has no gradients on CPUs, so only its forward pass is compared.
 
 **`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
 text. A run measures its perplexity after a step, at most once per step, and always after its last step. So a run with
