@@ -183,7 +183,7 @@ class ArrayOption(NamedTuple):
             return Array(address, tuple(strides))
         if self.lead:
             return Array(address, (*strides, 0, 0))
-        return Array(address, (*[0] * (len(sizes.lead) + 1), *strides, 0))  # heads lie along the core's rows
+        return Array(address, (*[0] * (len(sizes.lead) + 1), *strides, 0))  # its only dimension lies along the rows
 
     @property
     def is_converted(self) -> bool:

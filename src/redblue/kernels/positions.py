@@ -89,11 +89,13 @@ def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}: {error}") from None
+            raise RedblueError(
+                f"positions.{name} must be whole numbers, one for each of the {length} {name}: {error}"
+            ) from None
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise RedblueError(
-                f"positions.{name} must be whole numbers, one for each of {length}, got shape {array.shape} of "
-                f"{array.dtype}"
+                f"positions.{name} must be whole numbers, one for each of the {length} {name}, got shape "
+                f"{array.shape} of {array.dtype}"
             )
         check_length(name, len(array), length)
         parts.append(array.astype(np.int64))

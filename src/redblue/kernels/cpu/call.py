@@ -33,7 +33,7 @@ AnyTile = Tile | SpillTile | TwoPassTile
 class Pattern(NamedTuple):
     """The fields of _core.Pattern: addresses of a lowered mask's arrays (redblue.masks.lowered), and its planes."""
 
-    starts: int  # 0: no runs, only the planes of Edges
+    starts: int  # 0: there are no runs, and only `planes` is read, for Edges
     runs: int
     bits: int
     planes: Array | None  # int64 (lead..., key/value heads, 1, 1); None: one plane for all
@@ -71,7 +71,11 @@ class Attended(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of one call. `group` query heads share a key head."""
+    """The sizes of one call. `group` query heads share a key head.
+
+    A stream is one key head of one batch entry. The queries of its group are stacked: row r of a stream is query
+    r // group of head r % group.
+    """
 
     lead: tuple[int, ...]
     kv_heads: int

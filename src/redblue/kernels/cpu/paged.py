@@ -63,7 +63,10 @@ def call_of(
 
 
 def forward(call: _core.PagedCall, row: _core.Isa | None = None) -> tuple[int, int]:
-    """Write `out` and `lse`. Returns the words read, with entries of tables, and written between tiles and arrays."""
+    """Write `out` and `lse`. Returns the words that move between tiles and arrays: words read, and words written.
+
+    The words read include entries of page tables.
+    """
     return _core.attention_paged(row or isa(), call)
 
 

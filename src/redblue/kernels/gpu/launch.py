@@ -50,7 +50,8 @@ class Task:
     v: Tensor
     out: Tensor
     lse: Tensor
-    # Options: numbers from Options.numbers; arrays expanded, with one leading dimension; sinks (heads,); no mask
+    # The call's options: numbers with their defaults applied (Options.numbers); arrays expanded, with one leading
+    # dimension, except sinks (heads,) and packed positions; no mask
     record: Options = field(default_factory=Options)
     first: int | None = None  # query i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None

@@ -23,7 +23,7 @@ from redblue.kernels.gpu.arrays import INTERPRETED, Array, index, row_offsets, s
 from redblue.kernels.options import Options
 from redblue.kernels.positions import HEADER_SIZE
 
-__all__ = ["INTERPRETED"]  # and the helpers below, which only kernels call
+__all__ = ["INTERPRETED"]  # re-exported from arrays.py; kernels import the helpers below by name
 
 STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -211,7 +211,7 @@ def finish_paged(s, scores, block, i_key, m_row, m_key, WIDE: tl.constexpr, SUMS
         b_slope = tl.load(slopes, mask=m_row, other=0.0).to(SUMS) * constant(LOG2E, SUMS)
         s -= b_slope[:, None] * tl.abs(block.position[:, None] - i_key).to(SUMS)
     if scores.bias is not None:
-        # block.query counts the queries of all earlier sequences, so bias.batch is reduced by the rows of a sequence
+        # block.query counts the queries of all earlier sequences, so PagedTask.scores subtracts them in bias.batch
         bias = scores.bias
         rows = block.sequence.to(tl.int64) * bias.batch + block.query.to(tl.int64) * bias.row
         rows += block.head.to(tl.int64) * bias.head
@@ -301,7 +301,7 @@ def load_lse(p_lse, m_row):
 
 @triton.jit
 def exp2_below(s, row_max, PLAIN: tl.constexpr):
-    """exp2(s - row_max), where s can exceed `row_max` only by rounding: at most 1, unless scores are plain.
+    """exp2(s - row_max). As s exceeds `row_max` only by rounding, the result is limited to 1, except for plain scores.
 
     If `row_max` is so large that its own rounding error spans several units, it is first lowered by this error.
     The dominant score of a row then has the weight 1, not 0, however the compiler fuses products and sums,

@@ -137,8 +137,9 @@ def _dkv_rows(tiles, TILES: tl.constexpr, state, operands, block, m_key, scores,
     SUMS: tl.constexpr = dk0.dtype
     WORDS: tl.constexpr = (ROWS + 63) // 64
     left = factor_left(scores, c.PLAIN, SUMS)
-    # Always true, but the compilers do not know this. Without these selections before each of two loops, ptxas 12.8
-    # (Triton 3.6) shares accumulators between both loops, and then makes each product wait for the previous one
+    # Always true, but the compilers do not know this. The kernel has a loop over masked tiles and one over whole tiles.
+    # Without these selections before each loop, ptxas 12.8 (Triton 3.6) shares accumulators between the two loops, and
+    # then makes each product wait for the previous one
     exists = streams.n_q > 0
     dk0, dv0 = tl.where(exists, dk0, 0.0), tl.where(exists, dv0, 0.0)
     dk1 = tl.where(exists, dk1, 0.0) if c.D1 else dk0

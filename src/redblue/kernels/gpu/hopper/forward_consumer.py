@@ -150,7 +150,7 @@ def consume_tiles(shared, results, scale, call, c, CONSUMER: gl.constexpr):
             uses, state = add_tiles(low, begin, uses, state, shared, scale, band, c, CONSUMER, True)
         mbarrier.arrive(free.q.index(CONSUMER), count=1)
 
-        # The output of the first tile
+        # Multiply the probabilities of the first tile, which was visited last, by its values
         acc, p, row_max, row_sum = state
         stage, parity = (uses - 1) % c.STAGES, ((uses - 1) // c.STAGES) & 1
         mbarrier.wait(filled.v.index(stage), parity)

@@ -49,7 +49,8 @@ class Call(NamedTuple):
 def key_tiles(call, row, stop, c):
     """The tiles of COLS keys that rows row .. stop - 1 attend: their borders low, full_low, full_high, high.
 
-    Every row attends all keys of tiles full_low .. full_high - 1. There is always a tile, though perhaps a masked one.
+    Every row attends all keys of tiles full_low .. full_high - 1. There is at least one tile, even if no row
+    attends its keys.
     """
     n_k = call.n_k
     low_key, high_key, full_low_key, full_high_key = 0, n_k, 0, n_k

@@ -48,8 +48,8 @@ class Pages(NamedTuple):
     step: Any  # stride between entries of the table
     k: Any
     v: Any
-    tree: Any  # the tree of all queries
-    newest: Any
+    tree: Any  # PagedTask.tree
+    newest: Any  # columns of the tree
 
 
 class Constants(NamedTuple):
@@ -83,7 +83,7 @@ def paged_forward(
     items,
     nodes,
     members,
-    tree,  # (queries, newest), int8, which the kernel reads if TREE
+    tree,  # PagedTask.tree, which the kernel reads if TREE
     newest,
     scores,
     kv_heads,

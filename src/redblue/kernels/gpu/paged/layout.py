@@ -23,11 +23,13 @@ NODE, MEMBER, ITEM = 8, 4, 3  # numbers of fields
 class Layout(NamedTuple):
     """The work as arrays, int32.
 
-    nodes (nodes, NODE): sequence, first key, stop, keys of a piece, first piece, first member, rows, and the row of its
-    first partial result, or -1 if its only piece gives the result. members (members, MEMBER): the packed query, its
-    sequence, its position among the keys, and its sequence's keys. pieces: (nodes,). classes: (nodes,), the stacked
-    rows of a block that suits the node. merged: queries that have partial results. The partial results
-    of merged query i are parts[starts[i]] .. parts[starts[i + 1] - 1]; each is the row of the query's first head.
+    nodes (nodes, NODE): sequence, first key, stop key, keys of a piece, number of the first piece, first member, number
+    of stacked rows, and the row of its first partial result, or -1 if its only piece gives the final result.
+    members (members, MEMBER): the packed query, its sequence, its position among the keys, and its sequence's keys.
+    pieces (nodes,): the number of pieces of each node.
+    classes (nodes,): the stacked rows of a block that suits the node.
+    merged: queries that have partial results. The partial results of merged query i are parts[starts[i]] ..
+    parts[starts[i + 1] - 1]; each is the row of the query's first head.
     """
 
     nodes: np.ndarray

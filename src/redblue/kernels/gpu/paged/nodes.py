@@ -22,7 +22,10 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(shared: Sequence[tuple[int, int, Sequence[int]]], starts: np.ndarray) -> Nodes:
-    """Convert the core's nodes (_core.shared_nodes: first key, stop key, sequences). starts: packed queries."""
+    """Convert the core's nodes (_core.shared_nodes: first key, stop key, sequences).
+
+    starts: the packed queries of sequence b are starts[b] .. starts[b + 1] - 1.
+    """
     first, stop, sequence = (np.array(x, np.int64) for x in zip(*((a, b, m[0]) for a, b, m in shared), strict=True))
     members = [np.arange(starts[b], starts[b + 1]) for _, _, sequences in shared for b in sequences]
     per_sequence = np.repeat(np.arange(len(shared)), [len(sequences) for _, _, sequences in shared])

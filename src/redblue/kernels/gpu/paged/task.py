@@ -52,7 +52,7 @@ class PagedTask:
     record: Options = field(default_factory=Options)  # bias (B, heads, n_q, keys), sinks (heads,), alibi (B, heads)
     first: int | None = None  # a query at position i attends keys i + first .. i + end - 1; None: without limit
     end: int | None = None
-    tree: Tensor | None = None  # int8 or int32 (total_q, newest)
+    tree: Tensor | None = None  # int8 or int32 (total_q, newest): whether a query attends each of its newest keys
     cut_keys: int = 0  # this and first_row as in Task (launch.py)
     first_row: int = 0
 
@@ -74,7 +74,8 @@ class PagedTask:
         bias = scores.bias
         if bias is None:
             return scores
-        # The index of a packed query counts the n_q rows of each earlier sequence, so the batch stride omits these rows
+        # Kernels find a row of the bias by its packed query, whose index already counts the n_q rows of each earlier
+        # sequence. So these rows are subtracted from the batch stride
         return scores._replace(bias=bias._replace(batch=bias.batch - self.sizes.n_q * bias.row))
 
     @property

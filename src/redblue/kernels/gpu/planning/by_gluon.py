@@ -1,7 +1,8 @@
 """Plan the forward kernel of `flash` in Gluon (hopper/): its tiles, and the division of work among warps.
 
-The kernel supports plain scores in 16 bits, under no mask or any band, on cards of compute capability 9. The Triton
-kernel of the schedule runs all other calls, and calls with too few rows for all multiprocessors.
+The kernel supports calls in 16 bits under no mask or any band, on cards of compute capability 9. Options must not
+change the scores (`is_plain` of scores.py), and there must be neither sinks nor dropout. The Triton kernel of the
+schedule runs all other calls, and calls with too few rows for all multiprocessors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Settings(NamedTuple):
     ordered: bool = True  # whether a tile's softmax must precede the wait for the products that overlap with it
     persistent: bool = True  # whether a program takes several blocks of rows
     pack: int = 1  # heads of a group stacked into the rows of a block
-    section: int = 0  # heads in a section (kernel.py); 0: as many as fit the L2 cache
+    section: int = 0  # heads in a section (block_of in row_blocks.py); 0: as many as fit the L2 cache
     multiprocessors: int = 132
     l2_bytes: int = 50 << 20
 
@@ -42,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def settings(d: int, d_v: int, mask: str) -> tuple[Settings, ...]:
-    """Settings measured on an H200 with these widths, fastest first; cuDNN was timed in alternation.
+    """The settings for these widths, the fastest first, as measured on an H200 in turns with cuDNN.
 
     mask: "full" or "band".
     """

@@ -1,7 +1,8 @@
 """Plan the spilling kernels that load by TMA (spilled/tma): their tiles, and the heads whose P is in memory at once.
 
-They run `small_cache` with the tiles of ordinary matrix products. They support plain scores in 16 bits, under no mask
-or a causal band, on cards with TMA; the other kernels of the schedules run all other calls.
+They run `small_cache` with the tiles of ordinary matrix products. They support calls in 16 bits under no mask or a
+causal band, on cards with TMA. Options must not change the scores (`is_plain` of scores.py), and there must be neither
+sinks nor dropout. The other kernels of the schedules run all other calls.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card) -> tuple[Choic
 
 
 def _memory(direction: str, sizes: Sizes) -> tuple[int, int]:
-    """The most heads whose P and dS fit into MAX_SPILLED, and their queries; at least all heads of one key head."""
+    """The number of heads, and of queries of each head, whose P and dS fit into MAX_SPILLED.
+
+    At least the heads that share a key head, with fewer queries if necessary.
+    """
     arrays = 1 if direction == "forward" else 2
     of_query = 2 * arrays * max(1, sizes.n_k)
     heads = MAX_SPILLED // (of_query * max(1, sizes.n_q)) // sizes.group * sizes.group
@@ -109,7 +113,10 @@ def _sums(sizes: Sizes) -> Tile:
 
 
 def _enough(sizes: Sizes, card: Card, sums: Tile) -> int:
-    """The heads that give each multiprocessor several tiles of a sum; a power of two, which divides most numbers."""
+    """The number of heads that gives each multiprocessor several tiles of a sum.
+
+    It is rounded up to a power of two, which divides the number of heads of most calls.
+    """
     tiles = ceil_div(sizes.n_q, sums.rows) * ceil_div(max(sizes.d, sizes.d_v), sums.cols)
     return 1 << (ceil_div(SEVERAL * card.multiprocessors, max(1, tiles)) - 1).bit_length()
 

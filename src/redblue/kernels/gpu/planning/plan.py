@@ -224,10 +224,10 @@ def _ranked(
 
 def _by_parts(name: str, direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions) -> _Choice | None:
     """The best launch with separate settings for each Triton kernel, and others worth timing; None if none fits."""
-    kernel, one_pass = KERNELS[name, direction], schedules.get(name).passes[direction]
+    kernel, counted = KERNELS[name, direction], schedules.get(name).passes[direction]
     problem = _problem(direction, sizes)
-    tiles = one_pass.tile_type(
-        **{edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in one_pass.edges}
+    tiles = counted.tile_type(
+        **{edge: getattr(problem, WHOLE[edge]) if edge in WHOLE else MIN_EDGE for edge in counted.edges}
     )
     ranked = []
     for part, stream in zip(kernel.parts, kernel.streams, strict=True):

@@ -19,15 +19,16 @@ Bytes of shared memory that Triton 3.9.0 takes for flash forward (float16, causa
     128    128 x 64 x 2, with float32 bias or dropout  98,304           131,072
     512    64 x 32 x 2                                 135,168          196,608
 
-The model adds P, which passes through shared memory (R C elements; some plans do not need it), or twice P with a bias
-or dropout. On sm_90 in 16 bits, P and dS stay in registers if each warp owns 16 or more rows of scores: forward,
-128 x 128 x 3 with 8 warps takes exactly the 229,376 bytes of its operands. dK and dV take up to 2,048 bytes more, for
-the statistics of rows. sm_100 takes up to 1,400 bytes more for barriers; its flash backward also holds a second copy of
-streaming tiles with fewer than 64 rows, and of a bias.
+P may pass through shared memory to become an operand. Plans take no bytes for P (first two rows), the bytes of P (last
+row), or twice these bytes with a bias or dropout (third row). The model adds twice the bytes of P to every plan. But on
+sm_90 in 16 bits, P and dS stay in registers if each warp owns 16 or more rows of scores: forward, 128 x 128 x 3 with 8
+warps takes exactly the 229,376 bytes of its operands. dK and dV take up to 2,048 bytes more, for the statistics of
+rows. sm_100 takes up to 1,400 bytes more for barriers; its flash backward also holds a second copy of streaming tiles
+with fewer than 64 rows, and of a bias.
 
 A softcap, ALiBi and sinks take no shared memory. A bias takes registers for the addresses of its elements, and dropout
-takes registers for its random bits. The table shows the bytes that a thread on sm_80 spilled if the tiles were planned
-for neither (flash, d 128, 8 warps, 2 stages):
+takes registers for its random bits. The table shows the bytes that a thread on sm_80 spilled if the plan ignored the
+call's bias or dropout (flash, d 128, 8 warps, 2 stages). The last column shows calls that have neither:
 
     kernel                          bias     dropout    neither
     forward, 128 x 64               1,036    116        0
@@ -51,10 +52,12 @@ MAX_REGISTERS = 255  # per thread
 # The shares of a thread's registers that summed results may take, and that all results together may take. Beyond these
 # shares Triton spills hundreds of bytes; within them, mostly none.
 SUMS, RESULTS = 0.51, 0.64
-# On sm_90 in 16 bits, if each warp owns whole rows of scores, P and dS become operands without leaving their registers
-WARPGROUP_ROWS, WARP_ROWS, RESULTS_WITHIN_WARPS = 64, 16, 0.76  # rows that a warpgroup, and a warp, multiplies; a share
-# Without tensor cores, the share of registers that twice the results plus half of a product's operands may take: SCALAR
-# for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
+# On sm_90 in 16 bits, if each warp owns whole rows of scores, P and dS become operands without leaving their registers.
+# RESULTS_WITHIN_WARPS then replaces RESULTS.
+RESULTS_WITHIN_WARPS = 0.76
+WARPGROUP_ROWS, WARP_ROWS = 64, 16  # rows that a warpgroup, and a warp, multiplies
+# Without tensor cores, twice the results plus half of a product's operands may be at most this many times a thread's
+# registers: SCALAR for operands of 4 bytes, CONVERTED for operands that are converted from fewer bytes
 SCALAR, CONVERTED = 1.53, 0.9
 LOADED = 7  # weight of streaming tiles that pass through registers on their way to shared memory
 

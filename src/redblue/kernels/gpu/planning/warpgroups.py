@@ -40,7 +40,7 @@ SHORT = 64  # shorter streaming tiles feed products too slowly: shared memory li
 EXPONENTIALS_BIND = 64  # features up to which exponentials take most of the time; small blocks overlap them better
 LONG_KEYS_FROM = 128  # features from which 128 streaming keys are faster than 64, forward, unless a mask lists tiles
 NEARLY = 1.02  # register pressure up to which tiles are worth timing, although a few dozen bytes spill
-SLACK = 2048  # bytes of a multiprocessor beyond the limit of a block, plus the model's overestimate
+SLACK = 2048  # shared bytes of a multiprocessor beyond a block's limit, plus the bytes that the model overestimates
 FEW_WARPS = 8  # warps per multiprocessor: with fewer, products wait for memory
 
 

@@ -122,13 +122,13 @@ class Call:
 
     @property
     def tall(self) -> int:
-        """Rows of the blocks of pairs that are computed completely."""
+        """Rows of the blocks that are computed completely (TALL of tiles_of in tiles.py)."""
         c = self.choice
         return max(c.p.rows, (c.ds or c.p).rows, c.row.rows, c.key.depth)
 
     @property
     def long(self) -> int:
-        """Keys of the blocks of pairs that are computed completely."""
+        """Keys of the blocks that are computed completely (LONG of tiles_of in tiles.py)."""
         c = self.choice
         return max(c.p.cols, (c.ds or c.p).cols, c.row.depth, c.key.rows)
 
@@ -219,7 +219,10 @@ class Call:
         return Run(p_and_ds, (tiles * place["streams"],), arguments, t.warps, t.stages)
 
     def _tiles(self, t: Tile) -> tuple[int, int]:
-        """Number of tiles of a pair of row blocks, and of a stream. Without a band, a pair is a single row block."""
+        """The number of tiles of two paired blocks of rows (block_of in tiles.py), and the number of tiles of a stream.
+
+        Without a band, blocks are not paired, and the first number counts the tiles of one block.
+        """
         sizes, end = self.task.sizes, self.common["end"]
         blocks = ceil_div(sizes.n_q, t.rows)
         if not self.common["BAND"]:

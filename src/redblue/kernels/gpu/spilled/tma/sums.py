@@ -40,8 +40,8 @@ def row_sums(
 ):
     """A tile of O = P V, with its log-sum-exp; if sums is None, a tile of dQ = scale dS K.
 
-    level, sums: for O, the references of rows, and the row sums of P over blocks of COLS keys. flags (streams, blocks
-    of rows) receives whether a sum of a block is above LIMIT or NaN.
+    level, sums: for O, the references of rows (see tiles.py), and the row sums of P over blocks of COLS keys.
+    flags (streams, blocks of rows) receives whether a sum of a block is above LIMIT or NaN.
     """
     blocks, tiles = tl.cdiv(n_q, ROWS), tl.cdiv(features, FEATURES)
     program = tl.program_id(0) // tiles  # programs that share rows of P run at once

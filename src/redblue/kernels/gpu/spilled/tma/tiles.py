@@ -140,9 +140,10 @@ def score_tiles(
 ):
     """Tiles of P or dS of the heads stream .. stream + streams - 1, written to p or ds (streams, rows, keys).
 
-    KIND: "p", or "ds", for which q and k are dout and v. level: forward, the references of the rows of these heads, and
-    sums (streams, blocks of keys, rows) receives the row sums of each tile; backward, the log-sum-exp of all rows, with
-    `line` numbers from one head to the next.
+    KIND: "p", or "ds", for which q and k are dout and v.
+    level: forward, the references of the rows of these heads; backward, the log-sum-exp of all rows, with `line`
+    numbers from one head to the next.
+    sums: forward, (streams, blocks of keys, rows), receives the row sums of each tile; backward, None.
     delta: delta of all rows. PARTS: pieces in which a tile is stored, so that less shared memory is needed. early: a
     pointer to P if a tile of P is loaded into registers before the product; its rows are `pitch` numbers apart, and its
     heads `apart` numbers.
