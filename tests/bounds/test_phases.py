@@ -111,7 +111,7 @@ def test_boxes_are_bounded_everywhere_not_only_in_their_corners():
 
 
 def test_sums_that_begin_for_nothing_are_refused():
-    with pytest.raises(RedblueError, match="dp_start must be above 0 where dp is"):
+    with pytest.raises(RedblueError, match="dp_start must be above 0 if dp is above 0"):
         PhaseProblem("backward", 1.0, 1.0, Weights(0, 0, 0.5, 0, 0.1, 0.3))
 
 

@@ -156,7 +156,7 @@ def test_unfinished_games_say_what_lacks():
     many = pebble.stencil_graph(9, 1)
     with pytest.raises(Unfinished, match="and 3 more"):
         check(many, [], 4)
-    with pytest.raises(Unfinished, match="edges are unmarked into: c"):
+    with pytest.raises(Unfinished, match="nodes with unmarked edges: c"):
         check(*partial((LOAD, 0), (COMPUTE, 2, 0), (STORE, 2)))
 
 

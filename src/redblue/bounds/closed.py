@@ -66,7 +66,10 @@ def _ceil_root(numerator: int, denominator: int) -> int:
 
 
 def large_forward(s: Sizes, reach: int) -> int:
-    """Theorem 1: at most max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2) pairs per phase, if W >= 3 d_v^2."""
+    """Theorem 1: at most max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2) pairs per phase, if W >= 3 d_v^2.
+
+    delta is d + d_v if d_v <= d, else 2 sqrt(d d_v).
+    """
     if reach < 3 * s.d_v**2:
         return 0
     four_delta_squared = 4 * (s.d + s.d_v) ** 2 if s.d_v <= s.d else 16 * s.d * s.d_v
@@ -74,14 +77,14 @@ def large_forward(s: Sizes, reach: int) -> int:
     return min(ceil_div(s.pairs * four_delta_squared, reach**2), ceil_div(s.pairs * SCALE**2, side**2))
 
 
-def _products(steps: tuple[int, int], sizes: int, reach: int) -> int:
+def _products(steps: tuple[int, int], least: int, reach: int) -> int:
     """Return the number of phases for `steps` steps, if a phase has at most ((W + W^2 / 4 m^2) / 3)^(3/2) steps.
 
-    steps: a fraction (numerator, denominator). sizes: m, the least number of words of a row or key that is complete.
+    steps: a fraction (numerator, denominator). least: m, the least number of words of a row or key that is complete.
     """
     numerator, denominator = steps
-    cubed = (4 * sizes**2 * reach + reach**2) ** 3
-    return _ceil_root(numerator**2 * 27 * 64 * sizes**6, denominator**2 * cubed)
+    cubed = (4 * least**2 * reach + reach**2) ** 3
+    return _ceil_root(numerator**2 * 27 * 64 * least**6, denominator**2 * cubed)
 
 
 def small_forward(s: Sizes, reach: int) -> int:
@@ -133,8 +136,8 @@ def large_backward(s: Sizes, reach: int) -> int:
 def large_gradient_x(s: Sizes, reach: int) -> int:
     """Theorem 7: at most W^2 / 40 d^2 whole pairs per phase at d = d_v.
 
-    a, b: the weights of all steps of a pair in O, and in G. Steps of O in the phase in which its word is finished do
-    not count.
+    a, b: the weights of all steps of a pair in O, and in G. A step of O does not count in the phase that finishes the
+    step's word of O.
     """
     d, d_v = s.d, s.d_v
     if d_v <= d:

@@ -24,8 +24,8 @@ class Side:
 
     degrees[s]: the s-th largest distinct degree. counts[s]: the number of rows with one of the s largest degrees.
     sums[s]: the sum of these rows' degrees. counts and sums begin with 0.
-    shared[p]: the maximum, over every row and every set of lengths[p] rows that contains it, of a sum over the set: the
-    numbers of columns that each row of the set has in common with the one row. None if unknown.
+    shared[p]: take one row, and a set of lengths[p] rows that contains it. Sum, over the rows of the set, the number of
+    columns that a row has in common with the one row. shared[p] is the maximum of this sum. None if unknown.
     """
 
     degrees: np.ndarray

@@ -28,7 +28,7 @@ WORK_TEXT = {
     "given": "the pairs of each process are given",
 }
 SHARES_TEXT = {
-    "tokens": "each process holds at most ceil(n / P) tokens in all heads; if n_q = n_k, the same of Q, K, V and O",
+    "tokens": "each process holds at most ceil(n / P) tokens in all heads; if n_q = n_k, the same tokens in Q, K, V, O",
     "balanced": "each process holds any words, at most as many as ceil(n / P) tokens have in all heads",
     "any": "each process holds any words; each word is held by one process",
 }
@@ -122,7 +122,7 @@ ROWS = (
     Row(
         "band",
         "as rectangles, but r rows and c keys of a band have at most h (r + c - h) pairs, h half its width; or: each "
-        "token that is not held adds at most its width of pairs",
+        "token that is not held adds at most as many pairs as the band is wide",
         lambda direction: WHOLE_PAIRS,
         HERE + "Theorem N2",
         _bands,
@@ -270,7 +270,7 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
     usable = reach > words
     charges = (reach - words) * (case.pairs / (gain * reach) - world)
     total = max(0.0, float(charges[usable].max(initial=0.0)) - outputs) * (world > 1)
-    # A process begins with up to M words, so its first phase saves no charges, unlike that of an empty cache.
+    # phase_loads adds M, because its cache starts empty. A process may start with M words, so M is subtracted again.
     charges_alone = phase_loads(p.direction, p.d, p.d_v, words, case.pairs // world) - words
     alone = charges_alone - homes if case.shares != "any" and world > 1 else 0
     return _bound(

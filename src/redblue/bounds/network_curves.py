@@ -27,9 +27,9 @@ BISECTIONS = 80  # steps of a bisection over numbers of pairs up to 2^200
 class Sizes(NamedTuple):
     """The sizes of one stream of a problem that bounds on network words depend on.
 
-    pairs: attended pairs. row_words, key_words: words of a row and of a key that some attended pair needs: forward of
-    q and o, and of k and v; backward of q, dO and dQ, and of k, v, dK and dV. rows, keys: rows and keys with an
-    attended pair.
+    pairs: attended pairs. rows, keys: rows and keys with an attended pair.
+    row_words: words of a row (forward: of q and o; backward: of q, dO and dQ).
+    key_words: words of a key (forward: of k and v; backward: of k, v, dK and dV).
     held_rows, held_keys: the most that one process holds, with shares "tokens". group: rows of a query.
     """
 

@@ -2,9 +2,9 @@
 
 docs/lab/theory.md, Theorem 3, cuts any computation into phases. A phase touches at most W = M + L words that were not
 computed in it. The work of a phase is limited by a small optimisation problem over the use of these words. From its
-value G follows the lower bound of L (Z / G - 1) words. This module bounds G from above by branch and bound.
-`phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv` holds
-the values of Theorem 10, in which stores count as well.
+value G follows the lower bound of L (Z / G - 1) words for Z attended pairs. This module bounds G from above by branch
+and bound. `phases.csv` holds the certified values, so that evaluating a lower bound is a look-up. `phases_stored.csv`
+holds the values of Theorem 10, in which stores count as well.
 
 All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
@@ -92,7 +92,7 @@ class PhaseProblem:
             weight, start = getattr(self.weights, name), getattr(self.weights, f"{name}_start")
             if weight > 0 and start <= 0:
                 raise RedblueError(
-                    f"{name}_start must be above 0 where {name} is ({weight}): else nothing bounds the gain"
+                    f"{name}_start must be above 0 if {name} is above 0 ({weight}): else nothing bounds the gain"
                 )
 
     def supply(self, x: Point, by: Point) -> Pairs:
@@ -138,10 +138,11 @@ def _net(problem: PhaseProblem, dual: Dual) -> tuple[Any, Any, Any, Any]:
 
 
 def _inner(problem: PhaseProblem, x: Point, pairs: Pairs, dual: Dual) -> Any:
-    """Return an upper bound of the gain of the products that consume P and dS, for every dual with valid spectra.
+    """Return an upper bound of the gain of the products that consume P and dS.
 
     Products with r and c words of their two factors gain w sqrt(r c). Summed over all products, the gain is at most the
-    words spent times half the largest eigenvalue of the matrix of all w; the price is that eigenvalue.
+    words spent times half the largest eigenvalue of the matrix of all w. So the bound is valid for every dual whose
+    price is at least this eigenvalue.
     """
     n, price, stored = CONSUMERS[problem.direction], dual.price, dual.stored
     p_fee, ds_fee, p, ds = _net(problem, dual)
@@ -238,7 +239,7 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
     """
     middle = Point(*((a + b) / 2 for a, b in zip(low, high, strict=True)))
     dual = _solve(problem, middle, problem.supply(middle, middle), rounds=12)
-    pairs = problem.supply(high, middle)  # the spectra must be valid in the whole box
+    pairs = problem.supply(high, middle)  # the price must be at least the eigenvalue in the whole box
     *_, p, ds = _net(problem, dual)
     price = dual.price * np.sqrt(1 + dual.stored)
     dual = dual._replace(

@@ -98,7 +98,7 @@ STORED_CONSTANTS = {
 }
 SUMS = {"gradient_x": " - n_q d_v - max(n_q, n_k) d + d^2"}
 
-# direction: steps of a phase of W words; words per pair for d = d_v, large n and M; theorem
+# direction: number p of phases of W words; words per pair for d = d_v, large n and M; theorem
 LARGE_CACHE = {
     "forward": (
         "p = Z / max(W^2 / 4 delta^2, (sqrt(W + d_v^2) - d_v)^2), W >= 3 d_v^2; delta = d + d_v if d_v <= d, "

@@ -46,7 +46,7 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
     W = min((d / xi)^2, (d_v / xi_v)^2) words.
     Floats choose the row; its bound is then computed in fractions, so rounding cannot raise it.
     """
-    # By X, V = A3 Y is computed, so d words of A3 can replace d_v words of V: each word of V counts as d / d_v words.
+    # In gradient_x, V = A3 Y is computed, so d words of A3 can replace d_v words of V: a word of V counts d / d_v.
     values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
     xi, xi_v, gain = certified(direction)
     reach = np.floor(np.minimum(d**2 / xi**2, values / xi_v**2))

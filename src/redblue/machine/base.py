@@ -23,14 +23,17 @@ MAX_FLAGS = 2**31  # most words of an array that is stored to: one byte per word
 
 
 class Index(Protocol):
-    """A mask's index in slow memory. Asking for the columns of some rows loads the index entries of these rows."""
+    """A mask's index in slow memory. Asking for the columns of some rows loads the index entries of these rows.
+
+    pairs: the mask, an object whose methods cols_of, holds and dense tell which pairs (row, column) attend.
+    """
 
     def read(self, machine: Machine, pairs: Any, rows: range) -> tuple[range, ...]:
         """Load the entries of the rows, and return the columns that some of the rows attend."""
         ...
 
     def last_read(self, pairs: Any) -> Any:
-        """Return the entries read last; their methods `holds` and `dense` give the pairs of the rows."""
+        """Return the entries read last, which have the methods `holds` and `dense` of a mask."""
         ...
 
 
@@ -39,6 +42,7 @@ class Machine(ABC):
 
     reads, writes: words loaded and stored. held, peak: words in the cache, now and at most.
     flops: 2 per multiply-add of the matrix products. max_moves: a run that makes more moves stops with TooLong.
+    Methods with an argument `pairs` take a mask, as those of Index do.
     """
 
     def __init__(self, capacity: int | None = None, max_moves: float = math.inf) -> None:

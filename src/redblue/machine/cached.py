@@ -15,8 +15,8 @@ The operations of a schedule make these accesses:
 - Arithmetic reads each operand that is a tile or a view of one, in the order of the operands (of a matrix product:
   left, then right). Computed values stay in registers. Putting a value into a tile writes the tile.
 - `store` reads the tile and writes the region.
-- `free` makes no access. Dirty lines of the tile are written back when they are evicted, as usual, and these
-  write-backs are also counted as dead.
+- `free` makes no access. Dirty lines of the tile are written back when they are evicted, as usual. Nothing will read
+  these lines, so their write-backs are also counted as dead write-backs.
 
 A block is accessed in the order of its addresses: once per line and row, or once per line if the rows leave no gap.
 At the end of the run all dirty lines are written back.

@@ -4,6 +4,9 @@ The tracing machine stores an int64 per word of a tile: the number of a graph no
 constant (constant i of the machine's table has the code NONE - 1 - i). A word computed from constants only is a
 constant, too. So is a word that one constant operand decides, such as 0 times any word or -inf minus any word. Hence
 pairs that a mask excludes need no nodes.
+
+A sum (or maximum) becomes a chain of nodes, one node per term. A chain may start from a node that already exists: then
+it adds the terms to this node's value.
 """
 
 from __future__ import annotations

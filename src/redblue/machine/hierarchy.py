@@ -7,8 +7,7 @@ back. A written-back line is complete, so the next level takes it without readin
 
 fetch_on_write concerns a write of a whole line that the nearest level does not hold. If False, the level takes the line
 without reading it (a full-line or streaming store): a stored word moves once, as in the model. If True, it reads the
-line first (an ordinary store): a stored word moves twice. Lines written in part are always read
-first.
+line first (an ordinary store): a stored word moves twice. Lines written in part are always read first.
 
 Not modelled: prefetching, physical addresses (which differ from virtual addresses beyond a page), replacement that only
 approximates LRU, and other cores that share a level.

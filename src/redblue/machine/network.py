@@ -62,7 +62,7 @@ class Network(ABC):
 
     @abstractmethod
     def exchange(self, messages: Sequence[Message]) -> None:
-        """Send all messages at once. Messages without rows are left out. Receivers may read the rows at once."""
+        """Send all messages together. Messages without rows are left out. The next call may read the rows received."""
 
     @abstractmethod
     def apply(

@@ -22,7 +22,7 @@ from redblue.pebble.search import MAX_NODES, least_cost
 
 MAX_PARTITION_NODES = 150  # an integer program of this size takes a few seconds
 ALL_RULES = ("red-blue", "one-shot", "partial")
-MAX_RELAXED_VARIABLES = 1500  # in _variables; a linear program of this size takes about a second
+MAX_RELAXED_VARIABLES = 1500  # as _variables counts; a linear program of this size takes about a second
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _partition(graph: Graph, red: int, rules: Rules) -> MinimumWords:
 
 
 def _wavefront(graph: Graph, red: int, rules: Rules) -> MinimumWords:
-    """Besides the compulsory words, the words of the widest wavefront beyond `red` are stored and loaded again."""
+    """The compulsory words move. The words by which the widest wavefront exceeds `red` are stored and loaded again."""
     compulsory = _compulsory(graph, red, rules)
     again, label = wavefront(graph, red, rules)
     return MinimumWords(compulsory.loads + again, compulsory.stores + again, certificate=label)

@@ -62,12 +62,12 @@ def _alive_network(graph: Graph, rules: Rules, v: int) -> Network:
 def spectral(graph: Graph, red: int, rules: Rules) -> tuple[int, int]:
     """Return the words moved beyond the compulsory ones, and the number of phases k that gives this bound.
 
-    Cut a game into k phases that compute equally many nodes. Each phase loads the values that it uses and earlier
-    phases computed, and stores the values that later phases use, in both cases all but `red` words. Give each edge the
-    weight 1 / out-degree of its parent; then these values number at least the weight of the edges between phases,
-    counted twice. By spectral partitioning, this doubled weight is at least floor(n / k) times the sum of the k least
-    eigenvalues of the weighted graph's Laplacian. Jain & Zaharia, SPAA 2020; there inputs are computed, here they are
-    left out of the graph, as they start in slow memory.
+    Cut a game into k phases that compute equally many nodes. Each phase uses some values that earlier phases computed,
+    and computes some values that later phases use. It loads the former and stores the latter, in both cases all but
+    `red` words. Give each edge the weight 1 / out-degree of its parent; then the number of these values, summed over
+    the phases, is at least twice the weight of the edges between phases. By spectral partitioning, this doubled weight
+    is at least floor(n / k) times the sum of the k least eigenvalues of the weighted graph's Laplacian. Jain & Zaharia,
+    SPAA 2020; there inputs are computed, here they are left out of the graph, as they start in slow memory.
     """
     inner = graph.in_degree > 0
     count = int(np.count_nonzero(inner))

@@ -63,7 +63,10 @@ def siblings(graph: Graph) -> np.ndarray:
 
 
 def lateness(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """Minus the length of the longest path within the part that starts at each node, (n,)."""
+    """For each node, minus the length of the longest path that starts at the node and stays in the part, (n,).
+
+    part (n,): whether a node belongs to the part.
+    """
     late, inside, starts, parents = [0] * graph.n, part.tolist(), graph.starts.tolist(), graph.parents.tolist()
     for v in reversed(range(graph.n)):
         if inside[v]:
@@ -157,7 +160,10 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
 
 
 def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """First group that needs each node of the part, (n,). group: of each of `outputs`, the part's outputs."""
+    """For each node of the part, the first group that needs the node, (n,).
+
+    outputs: the outputs of the part. group: the group of each output.
+    """
     first = np.full(graph.n, group.size)
     first[outputs] = group
     groups, inside, starts, parents = first.tolist(), part.tolist(), graph.starts.tolist(), graph.parents.tolist()
@@ -229,6 +235,6 @@ def _inputs(reach: list[int], width: int, rows: int, cols: int, row: int) -> int
 
 
 def _tile_of_entry(count: int, width: int, rows: int, cols: int) -> np.ndarray:
-    """Number of the rows x cols tile that holds each of `count` matrix entries, (count,); both are row by row."""
+    """For each of `count` matrix entries, the number of its rows x cols tile. Entries and tiles go row by row."""
     row, col = np.divmod(np.arange(count), width)
     return row // rows * -(-width // cols) + col // cols

@@ -156,7 +156,7 @@ def _check_finished(graph: Graph, rules: Rules, referee: _core.PebbleReferee) ->
     if rules.partial:
         unmarked = np.flatnonzero(referee.marked_in() < graph.in_degree)
         if unmarked.size:
-            raise Unfinished(tuple(graph.labels[v] for v in unmarked), "edges are unmarked into")
+            raise Unfinished(tuple(graph.labels[v] for v in unmarked), "nodes with unmarked edges")
     blue = 1 << (rules.levels - 1)
     lacking = sinks[have[sinks] & blue == 0] if rules.sinks_end_blue else sinks[have[sinks] == 0]
     if lacking.size:

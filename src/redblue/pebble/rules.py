@@ -93,7 +93,7 @@ class Rules:
         if self.levels > MAX_LEVELS:
             raise RedblueError(f"at most {MAX_LEVELS} levels of memory can be played, got {self.levels}")
         if self.partial and self.sliding:
-            raise RedblueError("partial computation has no sliding: it needs two red pebbles at most; leave it out")
+            raise RedblueError("partial computation has no sliding, and needs only two red pebbles: leave sliding out")
         if self.partial and further:
             raise RedblueError("partial computation is a game of two levels: leave `further` out")
 

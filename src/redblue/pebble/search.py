@@ -183,9 +183,7 @@ def _by_rules(cost: int, unit: Fraction) -> float:
 def _check_size(graph: Graph, rules: Rules) -> None:
     """Raise RedblueError for games that the compiled search cannot hold."""
     if rules.levels > 2:
-        raise RedblueError(
-            f"solve plays two levels of memory, these rules have {rules.levels}: use heuristic, and check"
-        )
+        raise RedblueError(f"solve plays two levels of memory, these rules have {rules.levels}: use heuristic instead")
     if graph.n > MAX_NODES:
         raise RedblueError(f"solve takes at most {MAX_NODES} nodes, this graph has {graph.n}: use heuristic")
     if rules.partial and len(graph.parents) > 2 * MAX_NODES:

@@ -3,8 +3,8 @@
 On GPUs from sm_90 on, a few blocks can run as a cluster and receive one load together (multicast). M is the memory of
 the whole cluster. Each block keeps its own rows of queries and of the output, and a copy of the keys and values that
 stream by; a load into all copies moves its words once. So K and V stream as often as in `flash` with the rows of all
-blocks together: 4 n^2 d^2 / M words, although no single block has M words. The copies cost only memory:
-c max(d, d_v) words for each block but the first.
+blocks together: 4 n^2 d^2 / M words, although no single block has M words. The copies cost only memory: if c keys
+stream by together, c max(d, d_v) words for each block but the first.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Backward is the one pass of `flash_onepass`: K_j, V_j, dK_j and dV_j stay. The l
 of keys stay for the next block of keys, with their dO, dQ, lse and delta; the others write dQ and read it again.
 delta is computed when a query is loaded for the first time. If all keys stay together, P is computed from the scores,
 and neither O nor the lse is read: then each word of Q, K, V, dO, dQ, dK and dV moves once.
-With `keep` small, both have the leading constants of `flash` forward (4 x^2) and of `flash_onepass` (16 x^2).
+With `keep` small, forward has the leading constant of `flash` (4 x^2 words per pair, with x = d / sqrt(M)), and
+backward that of `flash_onepass` (16 x^2).
 Derived in this project (docs/lab/theory.md, "Few blocks").
 """
 

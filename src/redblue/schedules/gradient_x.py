@@ -1,10 +1,10 @@
 """Gradient with respect to X of arXiv 2410.09397, for a large cache: no array of size n^2 leaves the cache.
 
-dL/dX = A1^T dS A2 / d. Two products with weights come first, Q = A1 X and V = A3 Y (columns of the weights stay, rows
-stream by). Two row-stationary sweeps follow: forward as in `flash` (4 n^2 d^2 / M words), then dS A2
-(6 n^2 d^2 / M words), together 10 n^2 d^2 / M words at leading order. Each row block i ends with
-dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products with weights add 6 n d^3 / M words
-for M >= d^2, and 8 n d^3 / M for smaller M, where X and Y no longer fit.
+dL/dX = A1^T dS A2 / d, with the arrays that Problem defines. A2 takes the place of the keys. Two products with weights
+come first, Q = A1 X and V = A3 Y (columns of the weights stay, rows stream by). Two row-stationary sweeps follow:
+forward as in `flash` (4 n^2 d^2 / M words), then dS A2 (6 n^2 d^2 / M words), together 10 n^2 d^2 / M words at leading
+order. Each row block i ends with dX += A1_i^T (dS A2)_i, which reads and writes every word of dX once. The products
+with weights add 6 n d^3 / M words for M >= d^2, and 8 n d^3 / M for smaller M, where X and Y no longer fit.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Words are in units of n^2 at leading order, with x = d / sqrt(M). The output is computed as in `flash` (4 x^2). Rows of
 C = O - E stay while V streams and dP is written (x^2 + 1). Rows of Q and of G = dS A2 stay while A2 streams and dP is
-read; P is recomputed from both (2 x^2 + 1). The sum is 7 x^2 + 2, fewer than `gradient_x` (10 x^2) for M < 3/2 d^2 and
-fewer than `gradient_x_hybrid` for M > d^2. Derived in this project (docs/lab/theory.md).
+read; P is recomputed from Q and A2 (2 x^2 + 1). The sum is 7 x^2 + 2, fewer than `gradient_x` (10 x^2) for
+M < 3/2 d^2 and fewer than `gradient_x_hybrid` for M > d^2. Derived in this project (docs/lab/theory.md).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def gradient(
     dp, g = m.scratch("dp", (n_q, n_k)), m.scratch("g", (n_q, d))
     _write_dp(m, problem, t, v, out, e, dp)
     _sum_g(m, problem, t, q, a2, lse, dp, g)
-    pair_product(m, dx, a1.T, g, _inner(problem), t.dx_rows, t.dx_cols, t.depth)
+    pair_product(m, dx, a1.T, g, _all_of_a1(problem), t.dx_rows, t.dx_cols, t.depth)
 
 
-def _inner(problem: Problem) -> Pairs:
-    """Return the full mask of A1^T, the left factor of dX."""
+def _all_of_a1(problem: Problem) -> Pairs:
+    """Return the full mask on A1^T, which is the dense left factor of dX = A1^T G."""
     return Mask.full().on(problem.d, problem.n_q)
 
 
@@ -111,7 +111,7 @@ def gradient_cost(p: Problem, t: Tiles) -> Cost:
         + flash.forward_cost(p, flash.ForwardTiles(t.rows, t.cols))
         + _dp_cost(p, t.dp_rows, t.depth)
         + _g_cost(p, t.g_rows, t.depth)
-        + pair_product_cost(_inner(p), p.d, t.dx_rows, t.dx_cols, t.depth)
+        + pair_product_cost(_all_of_a1(p), p.d, t.dx_rows, t.dx_cols, t.depth)
     )
 
 
@@ -123,7 +123,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     forward = flash.forward_tiles(p, words, multiple)
     dp_rows = resident_edge(pairs, p.n_q, words, multiple["dp_rows"], lambda rows: _dp_cost(p, rows, depth))
     g_rows = resident_edge(pairs, p.n_q, words, multiple["g_rows"], lambda rows: _g_cost(p, rows, depth))
-    dx = pair_product_tiles(_inner(p), p.d, words, depth, multiple["dx_rows"], multiple["dx_cols"])
+    dx = pair_product_tiles(_all_of_a1(p), p.d, words, depth, multiple["dx_rows"], multiple["dx_cols"])
     if q_cols is None or v_cols is None or forward is None or not (dp_rows and g_rows and dx):
         return None
     return Tiles._make((*q_cols, *v_cols, forward.rows, forward.cols, dp_rows, g_rows, *dx, depth))

@@ -2,8 +2,9 @@
 
 Words are in units of n^2 at leading order, with x = d / sqrt(M) >= 1. Rows of Q stay while P is computed and written
 (x^2 + 1), O = P V is output-stationary (2 x), rows of C = O - E stay while P is read and dS is written (x^2 + 2), and
-G = dS A2 is output-stationary (2 x): 2 x^2 + 4 x + 3 in total, where 2 x means the minimum of b + x^2 / b over
-whole b. The program is the same as that of `gradient_x_small`. Derived in this project (docs/lab/theory.md).
+G = dS A2 is output-stationary (2 x): 2 x^2 + 4 x + 3 in total. This holds if x is a whole number; else the minimum of
+b + x^2 / b over whole numbers b takes the place of each 2 x. The program is the same as that of `gradient_x_small`.
+Derived in this project (docs/lab/theory.md).
 """
 
 from __future__ import annotations

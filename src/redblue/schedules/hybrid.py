@@ -1,7 +1,8 @@
 """Hybrid schedule for the regime between the papers' two: rows stay in some products, outputs stay in the others.
 
 Words are in units of n^2 at leading order, with x = d / sqrt(M).
-Products that stay as outputs move 2 x words for whole x, and up to 6.1 % more in between (docs/lab/theory.md).
+An output-stationary product moves 2 x words if x is a whole number, and up to 6.1 % more for other x >= 1
+(docs/lab/theory.md).
 Forward moves (1 + x)^2 for whole x: queries stay while scores are computed (x^2), P is written (1), and outputs stay
 while P V is summed (2 x). It is best for d^2 / 4 <= M <= d^2.
 Backward moves 5 x^2 + 5 for x <= 1, and 3 x^2 + 4 x + 3 for whole x. Queries stay while P is computed and written

@@ -1,9 +1,9 @@
 """Blocks of the streaming axis that stay in the cache from one block of the other axis to the next.
 
 In most schedules a block of rows stays, and all blocks of columns stream by, once for each block of rows. A schedule
-that keeps some of these column blocks does not load them again for the next block of rows. This pays where an axis has
-few blocks, which would leave a part of the cache unused, and under a window, whose next block of rows needs most of the
-same columns.
+that keeps some of these column blocks does not load them again for the next block of rows. This pays in two cases. If
+an axis has few blocks, a part of the cache would otherwise be unused. Under a window, the next block of rows needs most
+of the same columns.
 
 The blocks that stay are the last ones that a block of rows attends. If all blocks of columns may stay, none is ever
 released, so each is loaded once.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
 SHORT_EDGES = 1 << 9  # under a mask, the search tries the smallest SHORT_EDGES numbers of rows, and as many larger ones
 OTHER_EDGES = 16  # numbers of rows that are tried under a mask that is neither full nor a band
-OTHER_BLOCKS = 1 << 12  # limit of the blocks of rows in such a try
+OTHER_BLOCKS = 1 << 12  # a number of rows is tried there only if it gives at most this many blocks of rows
 
 
 class Kept(Generic[T]):
@@ -89,10 +89,10 @@ def loaded_cols(pairs: Pairs, rows: Any, cols: int, keep: Any) -> Any:
 
 
 class _Line(NamedTuple):
-    """The blocks of columns that block b of rows attends under a band, apart from the ends of the axis.
+    """The column blocks that row block b attends under a band, apart from the ends of the axis.
 
-    The first one is floor((step b + first) / divisor). The blocks that block b - 1 of rows attends end before
-    floor((step b + end) / divisor). last: the last block of rows whose first column exists.
+    The first of them has the number floor((step b + first) / divisor). The last column block that row block b - 1
+    attends has the number floor((step b + end) / divisor) - 1. last: the last row block whose first column exists.
     """
 
     step: Any
@@ -114,12 +114,12 @@ def _line(band: Band, transposed: bool, rows: Any, cols: int) -> _Line:
 
 
 def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple[Any, Any]:
-    """Count the blocks of columns that are not loaded again, and how often the last block of the axis is among them.
+    """Count the column blocks that are not loaded again, and how often the last block of the axis is among them.
 
-    blocks: the number of blocks of rows, and of columns. When block b of rows starts, min(limit, end - first) of its
-    blocks are in the cache: `end` is the end of the blocks of block b - 1, `first` the first block of block b. Both are
-    rounded-down lines of the same slope, so their difference takes two neighbouring values, except at blocks of rows
-    that reach an end of the axis.
+    blocks: the numbers of row blocks and of column blocks. When row block b starts, min(limit, end - first) of the
+    column blocks that it attends are in the cache. `first` is the first column block of row block b, and `end` is one
+    more than the last column block of row block b - 1. Both are rounded-down lines of the same slope, so their
+    difference takes two neighbouring values, except at row blocks that reach an end of the axis.
     """
     total, (step, divisor, low, high, last) = blocks[1], line
     stop = larger(1, smaller(blocks[0], last + 1))
@@ -185,8 +185,8 @@ def kept_peak(pairs: Pairs, sizes: tuple[Any, int, Any], stays: Callable[[Any], 
     """Return the most words held, exactly on a full mask and as an upper bound on any other.
 
     sizes: (rows that stay, columns of a block, columns kept). stays(rows): words held for the rows throughout.
-    tile(rows, cols, first): words held for a block of columns at work, its own words included; first: whether the
-    columns may be loaded for the first time. Kept columns hold tile(0, cols, False) words.
+    tile(rows, cols, first): words held while a block of columns is processed, the words of its columns included; first:
+    whether the columns may be loaded for the first time. Kept columns hold tile(0, cols, False) words.
     """
     rows, cols, keep = sizes
     r, c, total = smaller(rows, pairs.n_rows), min(cols, pairs.n_cols), ceil_div(pairs.n_cols, cols)

@@ -1,9 +1,10 @@
 """Paged attention: keys and values lie in pages, and keys that several sequences share stream by once for all of them.
 
-The page tables form a trie (paged_nodes.py). The queries of all members of a node are rows of one attention: a block of
-rows stays, and the node's keys stream by, as in `flash`. The keys of a node may be cut into pieces, so that few rows
-occupy many processors. A row whose keys are divided, into nodes or pieces, stores a partial result for each part: its
-maximum, its sum and its weighted values, d_v + 2 words, which are merged at the end.
+The page tables form a trie (paged_nodes.py). A node is a run of keys that several sequences read from the same pages,
+or the remaining keys of one sequence; these sequences are the members of the node. The queries of all members are rows
+of one attention: a block of rows stays, and the node's keys stream by, as in `flash`. The keys of a node may be cut
+into pieces, so that few rows occupy many processors. A row whose keys are divided, into nodes or pieces, stores a
+partial result for each part: its maximum, its sum and its weighted values, d_v + 2 words, which are merged at the end.
 """
 
 from __future__ import annotations

@@ -153,7 +153,10 @@ def _rated(p: PagedProblem, t: Tiles, parts: list[Part]) -> tuple[int, int, Tile
 
 @lru_cache(maxsize=8)
 def _ways_to_share(p: PagedProblem) -> list[tuple[int, tuple[Node, ...]]]:
-    """Return (minimum length of shared runs, nodes), one entry for each different set of nodes; the kernel's first."""
+    """Return (minimum length of shared runs, nodes), one entry for each different set of nodes.
+
+    The first entry is that of MIN_SHARED_KEYS, the minimum length in the kernels.
+    """
     ways: dict[tuple[Node, ...], int] = {}
     for shared in (MIN_SHARED_KEYS, *(1 << i for i in range(p.n_k.bit_length() + 1))):
         ways.setdefault(shared_nodes(p, shared), shared)

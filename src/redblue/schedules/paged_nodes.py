@@ -21,7 +21,8 @@ MIN_SHARED_KEYS = 64  # keys: sharing a shorter run saves less than its partial 
 class Node(NamedTuple):
     """Keys first .. stop - 1, which all members (sequences) read from the same pages.
 
-    Several members attend all of these keys with all of their queries. A single member's mask may exclude some.
+    If there are several members, all of their queries attend all of these keys. The mask of a single member may exclude
+    some of the keys.
     """
 
     first: int
@@ -105,7 +106,8 @@ class Tiles(NamedTuple):
     shared: Any = MIN_SHARED_KEYS  # fewest keys of a run that sequences share
     few: Any = LARGEST  # nodes with more rows are not cut into pieces
 
-    SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})  # a merge of shared results holds more words
+    # The tiles that hold the fewest words share nothing: the merge after sharing would hold more words.
+    SMALLEST = MappingProxyType({"shared": LARGEST, "few": LARGEST})
 
 
 class Part(NamedTuple):

@@ -101,7 +101,8 @@ def spilled_output(
 ) -> None:
     """Compute out = P V from P spilled in tiles of `cols` columns: the second phase of Saha & Ye's Algorithm 1.
 
-    top: the tiles' row maxima. tile: (rows, cols, depth), the edges of the output's tile and the keys per slice.
+    top: the tiles' row maxima. lse: the log-sum-exps of the rows. With the row maxima in place of `lse`, the result is
+    the output times the row sums. tile: (rows, cols, depth), the edges of the output's tile and the keys per slice.
     """
     rows, out_cols, depth = tile
     for i in blocks(pairs.n_rows, rows):

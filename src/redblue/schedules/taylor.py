@@ -130,7 +130,7 @@ def cost(p: Problem, t: Tiles, degree: int) -> Cost:
 
 
 def tiles(p: Problem, words: int, multiple: Mapping[str, int], degree: int) -> Tiles | None:
-    """Return the tiles that move the fewest words: each edge as long as possible, independently of the others."""
+    """Return the tiles that move the fewest words. The search tries the shortest and the longest edges that fit."""
     r, cols, streamed = rank(p.d, degree), min(multiple["cols"], p.n_k), multiple["streamed"]
     longest_rows = edges(p.n_q, multiple["rows"])
     streaming = Tiles(longest_rows, cols, 1, streamed)

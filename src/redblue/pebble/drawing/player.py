@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MAX_NODES, MAX_MOVES = 3000, 200_000  # limits of a browser: nodes drawn at once, moves in a page
 SUFFIXES = (".html", ".svg", ".png")
-# Pages and strips begin so; a .png file does not, so an existing one is only replaced by force.
+# Pages and strips begin with these marks, so that an existing drawing is recognised and may be replaced. A .png file
+# has no mark, so an existing .png file is replaced only by force.
 MARKS = {".html": b"<!doctype html>\n<!-- redblue pebble play -->", ".svg": b"<!-- redblue pebble play -->"}
 RULES = {
     "red-blue": "red-blue: a node is computed when all its parents are red, any number of times",

@@ -1,4 +1,4 @@
-"""The closed form of the words that each process sends and receives, for masks under which all keys are needed."""
+"""The closed form of the words that each process sends and receives under a full mask, where all keys are needed."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ from redblue.schedules.network.placement import Placement, numbers_below
 
 
 class Grid(NamedTuple):
-    """Processes by (row, column, part of the heads); process (row * cols + column) * head_parts + part.
+    """A grid of processes: each has a row, a column, and a part of the heads.
 
+    The number of a process is (row * cols + column) * head_parts + part.
     A process computes the queries of its row with the keys of its column, for its part of the heads. The processes of
     one row and column are a node, which exchanges heads for tokens.
     """
@@ -94,8 +95,8 @@ class Layout:
         if not self.grid.divides(self.problem):
             parts, heads, kv_heads = self.grid.head_parts, self.problem.heads, self.problem.kv_heads
             raise RedblueError(
-                f"{heads} heads with {kv_heads} key heads cannot be divided among {parts} processes: both must be "
-                f"multiples of {parts}, or {parts} a multiple of the key heads"
+                f"{heads} heads with {kv_heads} key heads cannot be divided among {parts} processes: the heads must be "
+                f"a multiple of {parts}, and the key heads a multiple or a divisor of {parts}"
             )
 
     # Heads ------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class Layout:
         return cache[key]
 
     def query_rows(self, process: int, shard: int) -> np.ndarray:
-        """The rows of a shard of queries that a process computes with: all of its own."""
+        """The rows of a shard of queries that a process computes with: all rows of its own shard, else needed rows."""
         return self.all_rows(shard, False) if shard == process else self.needed_queries(process, shard)
 
     def passed_keys(self, process: int, step: int, shard: int) -> np.ndarray:
@@ -226,7 +227,7 @@ class Layout:
         return self.union(needs, shard)
 
     def union(self, needs: list[np.ndarray], shard: int) -> np.ndarray:
-        """The rows that are in one of the arrays of rows of a shard of keys."""
+        """The rows of a shard of keys that are in at least one of the arrays `needs`."""
         whole = self.all_rows(shard, True)
         if any(len(rows) == len(whole) for rows in needs):
             return whole

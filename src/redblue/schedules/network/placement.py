@@ -46,7 +46,10 @@ def contiguous(n: int, world_size: int) -> Placement:
 
 
 def zigzag(n: int, world_size: int) -> Placement:
-    """Process p holds parts p and 2 world_size - 1 - p of 2 world_size: a causal mask gives each the same pairs."""
+    """Process p holds parts p and 2 world_size - 1 - p of 2 world_size parts.
+
+    Under a causal mask, all processes then have about the same number of pairs.
+    """
     parts = _parts(n, 2 * world_size)
     return Placement("zigzag", tuple(np.append(parts[p], parts[-1 - p]) for p in range(world_size)))
 
