@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import redblue as rb
+from redblue.op.pytorch import flash_kernels
 from support.flash_ops import (
     KEY_STARTS,
     SCHEMA,
@@ -113,6 +114,13 @@ def test_one_split_makes_a_sequence_independent_of_the_others():
             forward(*batch, num_splits=-1)
         with pytest.raises(rb.RedblueError, match="num_splits=1 is for inference only"):
             forward(*batch, num_splits=1, dropout=0.5)
+
+
+def test_the_parts_of_an_empty_batch_have_the_width_of_the_values(monkeypatch):
+    monkeypatch.setattr(flash_kernels, "_takes_other_widths", lambda: True)  # false before PyTorch 2.15
+    q, k, v = (x[:0] for x in padded())
+    out, lse, *_ = flash_kernels.forward(q, k, v[..., :8], None, None, 9, 11, 0.0, False, False, num_splits=1)
+    assert (out.shape, lse.shape) == ((0, 9, 4, 8), (0, 4, 9))
 
 
 @pytest.mark.parametrize("option", [x for x in ("seqused_k", "alibi_slopes") if x in SCHEMA])

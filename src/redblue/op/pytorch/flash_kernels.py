@@ -316,7 +316,7 @@ def _parts(
         own = [None] * len(q) if slopes is None else slopes.expand(len(q), q.shape[1])
         parts = [(q[i : i + 1], k[i : i + 1], v[i : i + 1], window, own[i]) for i in range(len(q))]
     if not parts:
-        return torch.zeros_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
     results = [ops.forward(q, k, v, _options(mask, scale, 0.0, None, own)) for q, k, v, mask, own in parts]
     out, lse = (torch.cat(x, 2 if call.packed else 0) for x in zip(*results, strict=True))
     return out, lse
