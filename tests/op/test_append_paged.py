@@ -112,6 +112,15 @@ REFUSED = [
     ({"page_table": [[0, 1], [2, 3], [4, 5]]}, r"page_table has 2 pages .* the new lengths\[2\] = 5 keys need 3 pages"),
     ({"page_table": [[0, 1, 9], [2, 8, 9], [4, 5, 6]]}, r"page_table\[1, 1\] must be a page, 0 to 7, got 8"),
     ({"page_table": [[0, 3, 9], [2, 3, 9], [4, 5, 6]], "lengths_k": [2, 2, 4]}, r"sequences 0 and 1 share one"),
+    (
+        {
+            "k": lambda k: np.repeat(k, 3, 1),
+            "v": lambda v: np.repeat(v, 3, 1),
+            "page_table": [[0, 1, 1], [2, 3, 9], [4, 5, 9]],
+            "lengths_k": [2, 0, 0],
+        },
+        r"but sequence 0 lists page 1 twice: give separate pages",
+    ),
     ({"page_table": [[0, 1, 9], [2, 5, 9], [4, 5, 6]]}, r"sequence 1, row 0 of page 5 holds a key of a sequence"),
     ({"page_table": [[0, 0, 9], [2, 3, 9], [4, 5, 6]]}, r"sequence 0, row 1 of page 0 holds a key of a sequence"),
     ({"lengths_k": [3, 2]}, r"lengths_k must have one entry for each of 3 sequences, got 2"),

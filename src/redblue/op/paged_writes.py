@@ -167,9 +167,9 @@ def check_places(pages: np.ndarray, rows: np.ndarray, sequences: Sequences, leng
     same = np.flatnonzero(np.diff(places[order]) == 0)
     if len(same):
         a, b = (_sequence_of(x, starts) for x in order[same[0] : same[0] + 2])
+        twice, shared = f"sequence {a} lists page {pages[order[same[0]]]} twice", f"sequences {a} and {b} share one"
         raise RedblueError(
-            f"page_table must give each new key its own place, but sequences {a} and {b} share one: give them separate "
-            "pages"
+            f"page_table must give each new key its own place, but {twice if a == b else shared}: give separate pages"
         )
     held_until = _held_rows(pages, sequences, lengths)
     taken = np.flatnonzero(rows < held_until[pages])
