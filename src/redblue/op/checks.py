@@ -109,10 +109,13 @@ def check_grouping(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         if len(shape) < 2:
             raise RedblueError(f"{name} must have at least 2 dimensions (..., n, d), got shape {tuple(shape)}")
     if not enable_gqa and min(map(len, shapes)) > 2:
-        heads = [shape[-3] for shape in shapes]
-        several = [number for number in heads if number != 1]
-        if several and several.count(several[0]) < len(several):
-            raise RedblueError(
-                f"query has {heads[0]} heads, key {heads[1]} and value {heads[2]}: they must be equal, "
-                "or give enable_gqa=True"
-            )
+        check_equal_heads(*[shape[-3] for shape in shapes], broadcast=True)
+
+
+def check_equal_heads(query: int, key: int, value: int, broadcast: bool = False) -> None:
+    """Raise RedblueError if the numbers of heads differ. broadcast: whether one head fits any number of heads."""
+    compared = [heads for heads in (query, key, value) if not broadcast or heads != 1]
+    if compared and compared.count(compared[0]) < len(compared):  # symbolic sizes have no hash for a set
+        raise RedblueError(
+            f"query has {query} heads, key {key} and value {value}: they must be equal, or give enable_gqa=True"
+        )

@@ -7,7 +7,7 @@ from typing import Any
 
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.op.api import is_torch
-from redblue.op.checks import check_flag, check_grouping
+from redblue.op.checks import check_equal_heads, check_flag
 
 # PyTorch's FlexKernelOptions that only tune its kernels or state assumptions; each may begin with fwd_ or bwd_
 TUNING = (
@@ -74,11 +74,8 @@ def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
             raise RedblueError(f"{name} must have the batch size of query, {query.shape[0]}, or 1; got {x.shape[0]}")
         if x.device != query.device:
             raise RedblueError(f"{name} must be on the device of query ({query.device}), got {x.device}")
-        if not enable_gqa and x.shape[1] != query.shape[1]:
-            raise RedblueError(
-                f"query has {query.shape[1]} heads and {name} {x.shape[1]}: they must be equal, or give enable_gqa=True"
-            )
-    check_grouping(query, key, value, enable_gqa)
+    if not enable_gqa:
+        check_equal_heads(query.shape[1], key.shape[1], value.shape[1])
 
 
 def _check_kernel_options(options: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
+from redblue.op.checks import check_equal_heads
 from redblue.op.varlen import attention_varlen
 
 
@@ -26,9 +27,8 @@ def scaled_dot_product_attention(
     v, value_starts = _packed("value", value)
     if len(key_starts) != len(starts):
         raise RedblueError(f"key must have as many sequences as query ({len(starts) - 1}), got {len(key_starts) - 1}")
-    if not grouped and len({q.shape[1], k.shape[1], v.shape[1]}) > 1:
-        heads = f"query has {q.shape[1]} heads, key {k.shape[1]} and value {v.shape[1]}"
-        raise RedblueError(f"{heads}: they must be equal, or give enable_gqa=True")
+    if not grouped:
+        check_equal_heads(q.shape[1], k.shape[1], v.shape[1])
     if not torch.equal(key_starts, value_starts):
         lengths = f"{key_starts.diff().tolist()}, got {value_starts.diff().tolist()}"
         raise RedblueError(f"value must have the lengths of key, sequence by sequence, {lengths}")

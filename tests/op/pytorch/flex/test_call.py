@@ -270,7 +270,7 @@ def test_refused_score_mods_say_what_they_compute(says):
         ("query must be a PyTorch tensor, got list", {"query": [1]}),
         ("query must have 4 dimensions (B, H, L, E)", {"query": torch.zeros(4, 19, 8, dtype=torch.float64)}),
         ("key must have the batch size of query, 2, or 1; got 3", {"key": torch.zeros(3, 4, 23, 8)}),
-        ("query has 4 heads and key 2: they must be equal, or give enable_gqa", {"key": torch.zeros(2, 2, 23, 8)}),
+        ("query has 4 heads, key 2 and value 4: they must be equal", {"key": torch.zeros(2, 2, 23, 8)}),
         ("must be of one type", {"key": torch.zeros(2, 4, 23, 8)}),
         ("value must be on the device of query (cpu), got meta", {"value": torch.zeros(2, 4, 23, 5, device="meta")}),
         ("head dimension of k (7)", {"key": torch.zeros(2, 4, 23, 7)}),
