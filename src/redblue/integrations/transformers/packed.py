@@ -10,6 +10,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 from redblue.masks.rules.packed import Documents
+from redblue.op.paged_call import CAUSAL
 
 
 def packed(
@@ -44,5 +45,4 @@ def packed(
 @lru_cache(maxsize=64)
 def _documents(bounds: tuple[int, ...], key_bounds: tuple[int, ...], causal: bool) -> Mask:
     lengths, key_lengths = ([b - a for a, b in pairwise(x)] for x in (bounds, key_bounds))
-    within = Mask.causal(align="bottom-right") if causal else None
-    return Mask.documents(lengths, key_lengths, within=within)
+    return Mask.documents(lengths, key_lengths, within=CAUSAL if causal else None)

@@ -22,6 +22,7 @@ from redblue.op.paged_options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.layouts import sums_of
 from redblue.op.pytorch.ops import library
+from redblue.op.varlen import bottom_right
 
 # The options of the op. Window and tree stand for the mask.
 _OPTIONS = tuple(name for name in TABLE if name in PagedArguments.__optional_keys__ and name != "mask")
@@ -107,12 +108,7 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
 # The ops -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
-def _window(left: int, right: int) -> Mask:
-    """The window with these sides, counted from the last query and key; -1: no limit."""
-    if left < 0 and right < 0:
-        return Mask.full()
-    return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
+_window = lru_cache(maxsize=256)(bottom_right)
 
 
 def _attention(
