@@ -37,10 +37,12 @@ def redblue_mask(
 ) -> Tensor | None:
     """The mask of a forward pass, for all layers that share it. It has the signature of transformers' mask functions.
 
-    The result is a MaskTensor, except in three cases: a single query (a step of generation), which needs one number per
-    key; a graph that is being captured; and a small mask other than a window, whose rule would cost more than it saves.
-    In these cases it is the plain tensor that transformers builds for "sdpa", or for "eager" if the model's code
-    supports floating masks only.
+    The result is a MaskTensor, with two exceptions:
+    - With allow_is_bidirectional_skip, the result is None if every query attends every key.
+    - In three cases, the result is transformers' own mask for "sdpa", a plain tensor or None; or that for "eager", if
+      the model's code supports floating masks only. The cases are a single query (a step of generation), which needs
+      one number per key; a graph that is being captured; and a small mask other than a window, whose rule would cost
+      more than it saves.
     """
     floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
