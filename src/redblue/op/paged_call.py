@@ -19,7 +19,8 @@ from redblue.op import api
 from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.op.known_tables import known
 from redblue.op.paged_options import check_no_gradient, expanded
-from redblue.op.pages import Sequences, lengths_of, on_cpu, starts_of, table_of
+from redblue.op.pages import Sequences, lengths_of, on_cpu, table_of, whole_numbers
+from redblue.op.varlen import lengths_between
 
 CAUSAL = Mask.causal(align="bottom-right")
 
@@ -27,14 +28,16 @@ CAUSAL = Mask.causal(align="bottom-right")
 class PagedCall(NamedTuple):
     """A checked call. q (total_q, H, d) is packed. shape: the shape of the output.
 
-    tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded (`expanded`). prefix: number
-    of first pages that all sequences share; None: the core looks for shared pages.
+    sizes: the sizes that options must fit. lead is (B,), n_q is 1 if the caller's q is packed, and n_k is the number of
+    keys of the longest sequence. tree: None, or a boolean array (total_q, newest). Options that are arrays are expanded
+    (`expanded`). prefix: number of first pages that all sequences share; None: the core looks for shared pages.
     """
 
     q: Any
     k: Any
     v: Any
     sequences: Sequences
+    sizes: Sizes
     options: Options
     tree: np.ndarray | None
     prefix: int | None
@@ -71,14 +74,15 @@ class PagedCall(NamedTuple):
             _check_prefix(prefix, sequences)
         shape = (*q.shape[:-1], v.shape[-1])
         packed = q if len(q.shape) == 3 else q.reshape(sequences.total, *q.shape[-2:])
-        return PagedCall(packed, k, v, sequences, options, tree, prefix, shape)
+        return PagedCall(packed, k, v, sequences, sizes, options, tree, prefix, shape)
 
 
 @lru_cache(maxsize=1024)
 def _sizes(batch: int, longest: int, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Sizes:
-    """The sizes that options must fit: lead (B,), and the keys of the longest sequence. q, k, v: shapes of arrays."""
+    """`PagedCall.sizes`. q, k, v: the shapes of the caller's arrays. Raises RedblueError if the shapes do not fit."""
     (_, _, kv_heads, d), d_v = k, v[-1]
-    return check_shapes((batch, q[-2], q[1], q[-1]), (batch, kv_heads, longest, d), (batch, kv_heads, longest, d_v))
+    n_q = q[1] if len(q) == 4 else 1
+    return check_shapes((batch, q[-2], n_q, q[-1]), (batch, kv_heads, longest, d), (batch, kv_heads, longest, d_v))
 
 
 def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
@@ -141,7 +145,9 @@ def packed_rows(name: str, x: Any, cumulative: Any, of: str) -> tuple[np.ndarray
         return np.arange(batch + 1) * n, batch * n
     if cumulative is None:
         raise RedblueError(f"packed {name} {tuple(x.shape)} needs {of}: give it, or give (B, n, heads, width)")
-    return starts_of(of, cumulative, int(x.shape[0]), name), int(x.shape[0])
+    starts, total = whole_numbers(of, cumulative), int(x.shape[0])
+    lengths_between(of, starts, name, total)
+    return starts, total
 
 
 def window_of(mask: Mask | None) -> Mask:

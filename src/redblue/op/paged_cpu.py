@@ -34,15 +34,14 @@ class Ready(NamedTuple):
 
 def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
     """The call for the core. q: the caller's q. changed: arguments of the kernel's call to replace."""
-    dtype = dtype_name(call.q.dtype)
-    sizes = sizes_of(call)
+    dtype, sizes = dtype_name(call.q.dtype), call.sizes
     library = _library_of(call.q)
     out, lse = (call.shape, call.q.dtype), (call.shape[:-1], library.dtype(sum_dtype(dtype)))
     if not sizes.kv_heads or not call.sequences.total:
         return Ready(None, None, library, out, lse, None)
     memory_of = _tensor_memory if api.is_torch(call.q) else _array_memory
     (address, of_q), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
-    held, arguments = _options(call, sizes, dtype)
+    arguments, held = _options(call, dtype)
     core_call = paged.call_of(
         sizes,
         dtype,
@@ -76,19 +75,9 @@ def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[An
     return out, lse, paged.forward_on(made.call, api.default_threads(), *addresses)
 
 
-def sizes_of(call: PagedCall) -> Sizes:
-    """The sizes that options must fit: lead (B,), n_q (1 for packed q), and the keys of the longest sequence."""
-    kv_heads, (_, heads, d) = int(call.k.shape[2]), call.q.shape
-    n_q = int(call.shape[1]) if len(call.shape) == 4 else 1
-    n_k = call.sequences.longest
-    group = int(heads) // kv_heads if kv_heads else 1
-    return Sizes((len(call.sequences),), kv_heads, group, n_q, n_k, int(d), int(call.shape[-1]))
-
-
-def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict[str, Any]]:
+def _options(call: PagedCall, dtype: str) -> tuple[dict[str, Any], list[Any]]:
     """The options in the form for the core, and the memory that they point into."""
-    options, held = call.options, []
-    sums = sum_dtype(dtype)
+    sizes, options, sums, held = call.sizes, call.options, sum_dtype(dtype), []
     arguments: dict[str, Any] = options.numbers(sizes)
     for name, rules, x in options.present_arrays():
         if not rules.own_type:
@@ -99,7 +88,7 @@ def _options(call: PagedCall, sizes: Sizes, dtype: str) -> tuple[list[Any], dict
         arguments[name] = rules.as_core_array(address, strides, sizes)
         if rules.own_type:
             arguments[f"{name}_number"] = DTYPE_CODES[dtype_name(x.dtype)]
-    return held, arguments
+    return arguments, held
 
 
 def _sequences(call: PagedCall) -> _core.Sequences:

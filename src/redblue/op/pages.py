@@ -61,13 +61,22 @@ class Sequences:
         return self.table[sequence, positions // self.page], positions % self.page
 
 
-def whole_numbers(name: str, values: Any) -> np.ndarray:
-    """A copy of a list, array or tensor of whole numbers. Raises RedblueError, which names it, for anything else."""
-    return np.array(int64_array(name, on_cpu(name, values)))
+def whole_numbers(name: str, values: Any, sequences: int | None = None) -> np.ndarray:
+    """A copy of a list, array or tensor of whole numbers. Raises RedblueError, which names it, for anything else.
+
+    sequences: the required number of entries, one for each sequence; None: any number.
+    """
+    array = np.array(int64_array(name, on_cpu(name, values)))
+    if sequences is not None and len(array) != sequences:
+        raise RedblueError(f"{name} must have one entry for each of {sequences} sequences, got {len(array)}")
+    return array
 
 
 def on_cpu(name: str, values: Any) -> Any:
-    """The values of a tensor as an array; anything else unchanged. Raises RedblueError for a tensor without values."""
+    """The values of a tensor as an array; anything else unchanged.
+
+    Raises RedblueError for a tensor on the meta device, and for a sparse, nested or floating-point tensor.
+    """
     if not api.is_torch(values):
         return values
     if values.is_meta or values.is_sparse or values.is_nested or values.is_floating_point():
@@ -78,26 +87,11 @@ def on_cpu(name: str, values: Any) -> Any:
 
 def lengths_of(name: str, values: Any, sequences: int) -> np.ndarray:
     """One whole number of at least 0 for each sequence. Raises RedblueError, which names the entry."""
-    lengths = whole_numbers(name, values)
-    if len(lengths) != sequences:
-        raise RedblueError(f"{name} must have one entry for each of {sequences} sequences, got {len(lengths)}")
+    lengths = whole_numbers(name, values, sequences)
     if (lengths < 0).any():
         i = int(np.argmax(lengths < 0))
         raise RedblueError(f"{name}[{i}] must be at least 0, got {lengths[i]}")
     return lengths
-
-
-def starts_of(name: str, cumulative: Any, rows: int, array: str) -> np.ndarray:
-    """Cumulative lengths. Raises RedblueError, naming the entry, unless they ascend from 0 to `rows` of the array."""
-    starts = whole_numbers(name, cumulative)
-    if not len(starts) or starts[0]:
-        raise RedblueError(f"{name}[0] must be 0, got {starts[0] if len(starts) else 'an empty array'}")
-    if (np.diff(starts) < 0).any():
-        i = int(np.argmax(np.diff(starts) < 0)) + 1
-        raise RedblueError(f"{name} must not descend, but {name}[{i}] = {starts[i]} follows {starts[i - 1]}")
-    if starts[-1] != rows:
-        raise RedblueError(f"{name} must end at {rows}, the rows of {array}, got {starts[-1]}")
-    return starts
 
 
 def table_of(page_table: Any, lengths: np.ndarray, page: int, pages: int, names: tuple[str, str]) -> np.ndarray:

@@ -193,7 +193,7 @@ def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     starts = int64_array(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
     lengths = lengths_of(name, starts)
     if starts[-1] != total:
-        raise RedblueError(f"{name} must end with the rows of {of}, {total}, got {starts[-1]}")
+        raise RedblueError(f"{name} must end at {total}, the rows of {of}, got {starts[-1]}")
     return lengths
 
 

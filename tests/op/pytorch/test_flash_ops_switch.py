@@ -24,7 +24,7 @@ REFUSED = {
     "packed rank": ("key must have 3 dimensions", lambda: forward(ROWS, ROWS[0], ROWS, [0, 4], [0, 4])),
     "one of two": ("packed sequences need", lambda: forward(ROWS, ROWS, ROWS, [0, 4])),
     "the other": ("packed sequences need", lambda: forward(ROWS, ROWS, ROWS, None, [0, 4])),
-    "end": ("cum_seq_q must end with the rows of query, 4", lambda: forward(ROWS, ROWS, ROWS, [0, 3], [0, 4])),
+    "end": ("cum_seq_q must end at 4, the rows of query", lambda: forward(ROWS, ROWS, ROWS, [0, 3], [0, 4])),
     "sequences": ("cum_seq_k must be for as many", lambda: forward(ROWS, ROWS, ROWS, [0, 4], [0, 2, 4])),
     "longest": (
         "max_k must be at least .*, 21, got 20",

@@ -17,11 +17,12 @@ from redblue.integrations.flash_attn.arguments import (
     check_tensors,
     options_of,
 )
-from redblue.integrations.flash_attn.packing import Pages, numbers
+from redblue.integrations.flash_attn.packing import Pages
 from redblue.integrations.flash_attn.rotary import check_tables, rotated
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
 from redblue.op.paged import attention_paged
+from redblue.op.pages import whole_numbers
 
 
 def flash_attn_with_kvcache(
@@ -127,7 +128,10 @@ class Cache:
         self.k, self.v, self.block_table = k_cache, v_cache, block_table
         if block_table is not None and batch_idx is not None:
             raise RedblueError("cache_batch_idx is for caches without pages: select rows of block_table instead")
-        self.rows = np.arange(self.batch) if batch_idx is None else numbers("cache_batch_idx", batch_idx, self.batch)
+        if batch_idx is None:
+            self.rows = np.arange(self.batch)
+        else:
+            self.rows = whole_numbers("cache_batch_idx", batch_idx, self.batch)
         if block_table is None and self.batch and not 0 <= self.rows.min() <= self.rows.max() < len(k_cache):
             name = "k_cache must have a row for each batch entry" if batch_idx is None else "cache_batch_idx"
             raise RedblueError(f"{name}: rows must be 0 to {len(k_cache) - 1}, got {self.rows.tolist()}")
@@ -157,7 +161,7 @@ class Cache:
         if ((filled < 0) | (filled + new > capacity)).any():
             room = f"{capacity - new}, the capacity" + (f" less {new} new positions" if new else "")
             raise RedblueError(f"cache_seqlens must be 0 to {room}, got {filled.tolist()}")
-        self.first = np.zeros_like(filled) if leftpad is None else numbers("cache_leftpad", leftpad, self.batch)
+        self.first = np.zeros_like(filled) if leftpad is None else whole_numbers("cache_leftpad", leftpad, self.batch)
         if ((self.first < 0) | (self.first > filled + new)).any():
             ends = (filled + new).tolist()
             raise RedblueError(f"cache_leftpad must be 0 to the filled positions, {ends}, got {self.first.tolist()}")
@@ -171,7 +175,7 @@ class Cache:
         if cache_seqlens is None:
             return np.full(self.batch, capacity)
         if isinstance(cache_seqlens, Tensor) and cache_seqlens.dim():
-            return numbers("cache_seqlens", cache_seqlens, self.batch)
+            return whole_numbers("cache_seqlens", cache_seqlens, self.batch)
         return np.full(self.batch, whole_number("cache_seqlens", cache_seqlens, 0))
 
     def append(self, k: Tensor, v: Tensor, filled: np.ndarray) -> None:
@@ -194,8 +198,6 @@ class Cache:
             out, lse = attention(q, k, v, return_lse=True, **options)
             return out.transpose(1, 2), lse
         parts = [self._entry(b, q[b : b + 1], slice(int(self.first[b]), int(ends[b])), options) for b in range(len(q))]
-        if not parts:
-            return q.new_empty(q.shape).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
         outs, lses = zip(*parts, strict=True)
         return torch.cat(outs).transpose(1, 2), torch.cat(lses)
 

@@ -14,17 +14,9 @@ from redblue.op.pages import table_of, whole_numbers
 from redblue.op.varlen import lengths_of, rows_of
 
 
-def numbers(name: str, values: Any, count: int | None = None) -> np.ndarray:
-    """A tensor or list of whole numbers as an array. Raises RedblueError, which names it, for anything else."""
-    array = whole_numbers(name, values)
-    if count is not None and len(array) != count:
-        raise RedblueError(f"{name} must have one entry for each of {count} sequences, got {len(array)}")
-    return array
-
-
 def sequence_lengths(name: str, cu_seqlens: Any) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless cu_seqlens ascend from 0."""
-    return lengths_of(name, numbers(name, cu_seqlens))
+    return lengths_of(name, whole_numbers(name, cu_seqlens))
 
 
 def check_longest(name: str, max_seqlen: Any, lengths: np.ndarray) -> int:
@@ -35,12 +27,11 @@ def check_longest(name: str, max_seqlen: Any, lengths: np.ndarray) -> int:
     return longest
 
 
-def check_rows(name: str, rows: int, lengths: np.ndarray) -> int:
-    """The number of rows that the sequences fill. Raises RedblueError if there are fewer rows."""
+def check_rows(name: str, rows: int, lengths: np.ndarray) -> None:
+    """Raise RedblueError if there are fewer rows than the sequences fill."""
     total = int(lengths.sum())
     if total > rows:
         raise RedblueError(f"{name} must have the rows of its sequences, {total}, got {rows}")
-    return total
 
 
 class KeyRows:
@@ -62,8 +53,8 @@ class KeyRows:
             check_rows("k", k.shape[0], whole_lengths)
             return
         n = len(whole_lengths)
-        ends = whole_lengths if seqused_k is None else numbers("seqused_k", seqused_k, n)
-        self.firsts = np.zeros_like(ends) if leftpad_k is None else numbers("leftpad_k", leftpad_k, n)
+        ends = whole_lengths if seqused_k is None else whole_numbers("seqused_k", seqused_k, n)
+        self.firsts = np.zeros_like(ends) if leftpad_k is None else whole_numbers("leftpad_k", leftpad_k, n)
         if block_table is None and ((ends < 0) | (ends > whole_lengths)).any():
             raise RedblueError(f"seqused_k must be 0 to the sequence's length, {whole_lengths.tolist()}, got {ends}")
         if ((self.firsts < 0) | (self.firsts > ends)).any():

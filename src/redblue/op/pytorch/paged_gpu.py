@@ -28,7 +28,6 @@ from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_
 from redblue.kernels.options import ARRAYS, Options, check_array
 from redblue.masks import Mask
 from redblue.op.paged_call import PagedCall
-from redblue.op.paged_cpu import sizes_of
 from redblue.op.pytorch.gpu import precision_of
 from redblue.op.pytorch.layouts import sums_of
 
@@ -55,7 +54,7 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTask:
-    q, tree, sizes = call.q, call.tree, sizes_of(call)
+    q, tree, sizes = call.q, call.tree, call.sizes
     for name, cache in (("k_pages", call.k), ("v_pages", call.v)):
         if not cache.shape[3]:
             raise RedblueError(f"{name} must have at least one feature, got shape {tuple(cache.shape)}")
