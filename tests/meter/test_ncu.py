@@ -110,6 +110,6 @@ def test_refusals(fake, tmp_path, monkeypatch):
     with pytest.raises(RedblueError, match=r"failed with status 9. It said: Killed"):
         rb.measure_callable("json:dumps", [1], using="ncu")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(ncu, "PLACES", ())
-    with pytest.raises(RedblueError, match="needs NVIDIA's Nsight Compute, which is neither on PATH"):
+    monkeypatch.setattr(ncu, "PLACES", ("/nowhere/ncu", "/no/ncu"))
+    with pytest.raises(RedblueError, match="which is neither on PATH nor at /nowhere/ncu nor at /no/ncu: install"):
         rb.measure(rb.Problem(8, 8, 4), using="ncu")

@@ -47,7 +47,7 @@ def find() -> str:
     path = shutil.which("ncu") or next((place for place in PLACES if Path(place).is_file()), None)
     if path is None:
         raise RedblueError(
-            "ncu needs NVIDIA's Nsight Compute, which is neither on PATH nor in /usr/local/cuda/bin: install "
+            f"ncu needs NVIDIA's Nsight Compute, which is neither on PATH nor at {' nor at '.join(PLACES)}: install "
             "nsight-compute on the machine with the GPU; without a GPU, measure with interpreter or cachegrind"
         )
     return path

@@ -74,8 +74,8 @@ def measure(
 
     using: "cachegrind", "probe", "interpreter", "counters", "ncu", or "auto" for the best that works here.
     boundary: for counters and ncu, which measure the machine's own memories: the name of a boundary, such as "L2/L3" or
-    "L2/DRAM"; None for the boundary of the smallest memory that holds `words`. With a boundary, "auto" chooses between
-    these two.
+    "L2/DRAM". None: counters measures at the smallest cache that holds `words`, ncu between multiprocessors and L2.
+    With a boundary, "auto" chooses between counters and ncu.
     schedule: the schedule that the kernel follows ("flash", "hybrid", "small_cache", "gather", backward
     "flash_onepass" ...); None for the usual one.
     tiles: the schedule's edges by name; None for tiles that suit a fast memory of plan_words words (None: `words`).
