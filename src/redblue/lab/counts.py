@@ -274,7 +274,7 @@ def _choose(
             edges = algorithm.tiles(problem, max(1, tile_words))
     except schedules.TooFewWords as error:
         raise schedules.TooFewWords(
-            f"beside the index of the mask, {tile_words} of {share} words are left: {error}"
+            f"beside the index of the mask, {max(0, tile_words)} of {share} words are left: {error}"
         ) from None
     return algorithm, edges, share, stored
 

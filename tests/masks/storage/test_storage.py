@@ -4,6 +4,7 @@ Numeric runs load the mask from memory.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -179,6 +180,12 @@ def test_too_many_pairs_and_tiles_are_refused():
     with pytest.raises(RedblueError, match="live tiles of 2 x 2, at most"):
         count("flash", problem, words=10**4, index="tiles:2")
     with pytest.raises(TooFewWords, match="beside the index"):
+        count("flash", Problem(8, 8, 2, mask=Mask.causal()), words=10, index="bits")
+
+
+def test_an_index_larger_than_the_cache_leaves_no_words(monkeypatch):
+    monkeypatch.setattr(counts, "_cost", lambda *arguments: SimpleNamespace(peak=1000))
+    with pytest.raises(TooFewWords, match="beside the index of the mask, 0 of 10 words are left"):
         count("flash", Problem(8, 8, 2, mask=Mask.causal()), words=10, index="bits")
 
 
