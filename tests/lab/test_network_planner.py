@@ -9,7 +9,7 @@ import redblue as rb
 from redblue import Mask, Problem, RedblueError
 from redblue.catalogue.clusters import cluster
 from redblue.lab import network_planner
-from redblue.lab.network_planner import Candidate, best_candidate, in_blocks, local_problem, shifted
+from redblue.lab.network_planner import Candidate, best_candidate, in_blocks, local_problem
 from redblue.schedules import network
 
 SLOW = "4x rtx-4090 over ethernet-1g"
@@ -101,12 +101,12 @@ def test_the_local_problem_is_the_part_of_the_mask(mask, placement):
                 assert local.heads == 4 // c.grid.head_parts
 
 
-def test_a_window_among_consecutive_tokens_stays_a_window():
-    rule = Mask.sliding_window(5, 0).rule
-    moved = shifted(rule, np.arange(16, 32), np.arange(11, 32))
-    assert np.array_equal(moved.to_dense(16, 21), Mask.sliding_window(5, 0).to_dense(64, 64)[16:32, 11:32])
-    assert shifted(rule, np.arange(16, 32), np.array([1, 5, 9])) is None
-    assert shifted(Mask.sliding_window(5, 0, "bottom-right").rule, np.arange(4), np.arange(4)) is None
+@pytest.mark.parametrize("align", ["top-left", "bottom-right"])
+def test_a_large_window_among_consecutive_tokens_stays_a_window(align):
+    problem = Problem(2048, 2048, 8, mask=Mask.sliding_window(5, 0, align))
+    (c,) = network.layouts("ring", problem, 4)
+    local = local_problem(c, 1)  # its queries begin at 512, its keys at 507
+    assert (local.n_q, local.n_k, local.mask) == (512, 517, Mask.sliding_window(0, 5))
 
 
 def test_blocks_contain_all_pairs_and_little_more():

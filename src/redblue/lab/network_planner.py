@@ -114,7 +114,7 @@ def local_mask(c: Layout, row: int, col: int) -> Mask | None:
 def local_problem(c: Layout, process: int) -> Problem | None:
     """The attention that one process computes, as if it held all its keys at once; None: it has no pair.
 
-    If its mask is not a band, it is coarsened to blocks, LINE in a row: planning the pairs one by one would take
+    A large mask that is no window is coarsened to blocks, LINE in a row: planning the pairs one by one would take
     minutes.
     """
     row, col, _ = c.grid.place(process)
@@ -124,24 +124,10 @@ def local_problem(c: Layout, process: int) -> Problem | None:
     rule = selected(c.mask.rule, queries, keys, *sizes)
     if rule is None:
         return None
-    mask = shifted(c.mask.rule, queries, keys)
-    if mask is None:
-        large = not rule.is_full and min(len(queries), len(keys)) > LINE
-        mask = in_blocks(rule, len(queries), len(keys)) if large else Mask(rule)
+    simple = rule.is_full or isinstance(rule, Window) or min(len(queries), len(keys)) <= LINE
+    mask = Mask(rule) if simple else in_blocks(rule, len(queries), len(keys))
     heads, kv_heads = c.problem.heads // c.grid.head_parts, c.problem.kv_heads // c.kv_parts
     return replace(c.problem, n_q=len(queries), n_k=len(keys), heads=heads, kv_heads=kv_heads, mask=mask)
-
-
-def shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray) -> Mask | None:
-    """The window of a rule among consecutive queries and keys; None if there is none, or it excludes the diagonal."""
-    runs = all(int(positions[-1] - positions[0]) == len(positions) - 1 for positions in (queries, keys))
-    if not isinstance(rule, Window) or rule.align != "top-left" or not runs:
-        return None
-    ahead = int(queries[0] - keys[0])
-    left, right = rule.left, rule.right
-    left = None if left is None else left - ahead
-    right = None if right is None else right + ahead
-    return None if min(left or 0, right or 0) < 0 else Mask.sliding_window(left, right)
 
 
 def in_blocks(rule: Rule, n_q: int, n_k: int) -> Mask:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import Mask
-from redblue.masks.rules.selected import attended_keys, attending_queries, selected
+from redblue.masks.rules.bands import Window
+from redblue.masks.rules.selected import Selected, attended_keys, attending_queries, selected
 from support.examples import examples
 from support.mask_oracle import compositions
 
@@ -58,6 +59,16 @@ def test_full_parts_are_full():
     assert selected(causal, np.arange(10, 20), np.arange(5), 20, 20).is_full  # pyright: ignore
     assert selected(causal, np.arange(5), np.arange(10, 20), 20, 20) is None
     assert selected(Mask.full().rule, np.arange(5), np.arange(0), 20, 20) is None
+
+
+def test_parts_of_windows_among_consecutive_tokens_are_windows():
+    queries, keys = np.arange(16, 32), np.arange(11, 32)
+    for n_q, n_k, align in ((64, 64, "top-left"), (64, 64, "bottom-right"), (32, 35, "bottom-right")):
+        rule = Mask.sliding_window(10, 0, align).rule
+        part = selected(rule, queries, keys, n_q, n_k)
+        assert isinstance(part, Window)
+        np.testing.assert_array_equal(Mask(part).to_dense(16, 21), Mask(rule).to_dense(n_q, n_k)[np.ix_(queries, keys)])
+        assert isinstance(selected(rule, queries, np.array([11, 15, 19]), n_q, n_k), Selected)
 
 
 def test_planes():
