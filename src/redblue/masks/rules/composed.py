@@ -15,8 +15,9 @@ from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.squares import Squares
 from redblue.masks.rules.rule import Rule, every_part
 
-MANY_PARTS = 64  # with at least so many parts and at most FEW_PAIRS pairs, a mask is tested pair by pair
-FEW_PAIRS = 1 << 20
+# A mask is tested pair by pair if its rule consists of more than MANY_PARTS rules, composed rules included, and if the
+# mask has at most FEW_PAIRS pairs.
+MANY_PARTS, FEW_PAIRS = 64, 1 << 20
 
 
 def composed(rule: Rule, n_q: int, n_k: int) -> Pattern:
