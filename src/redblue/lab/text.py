@@ -18,14 +18,20 @@ def mask_text(mask: Mask) -> str:
     if mask.is_full:
         return "full"
     if type(rule) is Blocks:
-        return f"{rule.shape[0]} x {rule.shape[1]} blocks, {rule.density:.0%} of them"
+        return f"{rule.shape[0]} x {rule.shape[1]} blocks, density {rule.density:.0%}"
     if not isinstance(rule, Window):
         return repr(mask)
     align = "" if rule.align == "top-left" else f" {rule.align}"
     if rule.left is None and rule.right == 0:
         return f"causal{align}"
-    sides = [f"{side:,} {where}" for side, where in ((rule.left, "back"), (rule.right, "ahead")) if side]
-    return f"window {' and '.join(sides) or 'of itself'}{align}"
+    if rule.left == rule.right == 0:
+        return f"diagonal{align}"
+    sides = [
+        f"{'all' if side is None else f'{side:,}'} {where}"
+        for side, where in ((rule.left, "back"), (rule.right, "ahead"))
+        if side != 0
+    ]
+    return f"window {' and '.join(sides)}{align}"
 
 
 def shape_text(p: AnyProblem) -> str:

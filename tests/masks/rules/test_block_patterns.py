@@ -197,8 +197,15 @@ def test_representations_are_short():
     assert eval(repr(mask), {"Mask": Mask}) == mask
     large = Mask.blocks(np.eye(64, dtype=bool), block=128)
     assert repr(large) == "Mask.blocks(<64 x 64, 0.0156 of them True>, block=(128, 128))"
-    assert mask_text(large) == "64 x 64 blocks, 2% of them"
+    assert mask_text(large) == "64 x 64 blocks, density 2%"
+
+
+def test_texts_of_windows_name_both_sides():
     assert mask_text(Mask.sliding_window(3, 0)) == "window 3 back"
+    assert mask_text(Mask.sliding_window(1000, 2)) == "window 1,000 back and 2 ahead"
+    assert mask_text(Mask.sliding_window(3, None)) == "window 3 back and all ahead"
+    assert mask_text(Mask.sliding_window(0, None)) == "window all ahead"
+    assert mask_text(Mask.sliding_window(0, 0)) == "diagonal"
 
 
 @pytest.mark.parametrize(
