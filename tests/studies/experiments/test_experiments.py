@@ -17,6 +17,7 @@ from redblue.lab.counts import count
 from redblue.lab.recount import recount
 from redblue.lab.sweep_family import TABLE
 from redblue.schedules import TooFewWords
+from redblue.schedules import network as schedules_of_networks
 from redblue.studies import experiments
 from redblue.studies.experiments import gaps, gpu, heads, network, real_caches, regimes, runner, search, sparse
 from redblue.studies.experiments.figure_2022 import FLASH1, STANDARD, WITH_PASSES, totals
@@ -174,6 +175,20 @@ def test_the_short_table_of_a_network_has_the_ratios_of_the_long_one():
     }
     place = long.columns.index("words / bound for balanced work")
     assert ratios == {(row[0], row[2].strip("`"), f"P = {row[1]}"): row[place] for row in long.rows}
+
+
+def test_the_picture_of_a_network_shows_schedules_that_have_no_look(monkeypatch):
+    rows = experiments.read(RESULTS, "network").rows
+    for name in ("first", "second"):
+        monkeypatch.setitem(schedules_of_networks.SCHEDULES, name, schedules_of_networks.get("ring"))
+        rows += [row | {"schedule": name} for row in rows if row["schedule"] == "ring"]
+    for panel in network.figure(rows).to_dict()["concat"]:
+        line, mark = (layer["encoding"] for layer in panel["layer"])
+        scales = [line["color"]["scale"], line["strokeDash"]["scale"], mark["shape"]["scale"]]
+        for scale in scales:
+            assert scale["domain"] == list(schedules_of_networks.SCHEDULES)
+            assert len(scale["range"]) == len(scale["domain"])
+        assert len(set(scales[0]["range"])) == len(scales[0]["domain"])
 
 
 def test_each_boundary_has_a_regime_of_its_own():

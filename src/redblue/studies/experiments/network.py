@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import altair as alt
 
 from redblue.base.errors import RedblueError
-from redblue.base.style import LOOKS
+from redblue.base.style import LOOKS, USERS
 from redblue.bounds import network_bound, network_bounds
 from redblue.masks import Mask
 from redblue.problem import Problem
@@ -24,12 +25,23 @@ PANELS: dict[str, dict[str, Any]] = {
 }
 COMMON = {"direction": "forward", "mask": "full", "placement": "contiguous", "n": 65_536, "d": 64}
 SIZES = [(n, d, p) for p in (16, 64) for n, d in ((4096, 64), (65_536, 64), (65_536, 256), (1 << 20, 64))]
-COLOURS = {
-    "ring": LOOKS["flash"].light,
-    "all_gather": LOOKS["saha_ye"].light,
-    "head_parallel": LOOKS["small_cache"].light,
-    "ring_heads": LOOKS["hybrid"].light,
-    "mesh": LOOKS["flash1"].light,
+
+
+class Line(NamedTuple):
+    """The look of a schedule's line: its colour, its dashes, and the shape of its marks."""
+
+    colour: str
+    dashes: tuple[int, int]
+    shape: str
+
+
+SOLID = (1, 0)
+LINES = {  # `all_gather` and `ring_heads` often coincide with `ring`, so they are dashed
+    "ring": Line(LOOKS["flash"].light, SOLID, "circle"),
+    "all_gather": Line(LOOKS["saha_ye"].light, (6, 4), "triangle-down"),
+    "head_parallel": Line(LOOKS["small_cache"].light, SOLID, "square"),
+    "ring_heads": Line(LOOKS["hybrid"].light, (3, 3), "diamond"),
+    "mesh": Line(LOOKS["flash1"].light, SOLID, "triangle-up"),
 }
 
 
@@ -93,11 +105,10 @@ def gap(row: Row) -> float:
 def figure(rows: list[Row]) -> alt.ConcatChart:
     """The gap over the number of processes, a panel for each kind of problem."""
     names = list(network.SCHEDULES)
-    colour = alt.Color(
-        "schedule:N",
-        scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]),
-        legend=alt.Legend(title=None, columns=5),
+    colours, dashes, shapes = (
+        alt.Scale(domain=names, range=list(values)) for values in zip(*_lines(names), strict=True)
     )
+    colour = alt.Color("schedule:N", scale=colours, legend=alt.Legend(title=None, columns=5))
     panels = [name for name in PANELS if any(row["panel"] == name for row in rows)]
     charts = []
     for panel in panels:
@@ -119,23 +130,20 @@ def figure(rows: list[Row]) -> alt.ConcatChart:
             axis=alt.Axis(values=[1, 2, 4, 8], format="d", domain=False, ticks=False),
         )
         base = alt.Chart(alt.Data(values=values)).encode(
-            x=x, y=y, color=colour, strokeDash=alt.StrokeDash("schedule:N", scale=_dashes(names), legend=None)
+            x=x, y=y, color=colour, strokeDash=alt.StrokeDash("schedule:N", scale=dashes, legend=None)
         )
         marks = base.mark_point(filled=True, size=40, opacity=1).encode(
-            shape=alt.Shape("schedule:N", scale=alt.Scale(domain=names, range=_shapes(names)), legend=None)
+            shape=alt.Shape("schedule:N", scale=shapes, legend=None)
         )
         title = alt.TitleParams(panel, fontWeight="normal", fontSize=12)
         charts.append(alt.layer(base.mark_line(strokeWidth=2), marks).properties(width=280, height=220, title=title))
     return alt.concat(*charts, columns=2)
 
 
-def _dashes(names: list[str]) -> alt.Scale:
-    """The dashes of each line. `all_gather` and `ring_heads`, which often coincide with `ring`, are dashed."""
-    return alt.Scale(domain=names, range=[[1, 0], [6, 4], [1, 0], [3, 3], [1, 0]])
-
-
-def _shapes(names: list[str]) -> list[str]:
-    return ["circle", "triangle-down", "square", "diamond", "triangle-up"][: len(names)]
+def _lines(names: list[str]) -> list[Line]:
+    """The look of each schedule's line. Schedules without an entry in LINES take the looks of USERS in turn."""
+    others = cycle(Line(look.light, SOLID, look.shape) for look in USERS)
+    return [LINES[name] if name in LINES else next(others) for name in names]
 
 
 def tables(rows: list[Row]) -> list[Table]:
