@@ -113,6 +113,11 @@ def of(rows: Sequence[Row], kind: str, **wanted: object) -> list[Row]:
     ]
 
 
+def per_pair(row: Row, name: str) -> float:
+    """A field of a row, in words, divided by the number of pairs, n^2."""
+    return row[name] / row["n"] ** 2
+
+
 def dividing(rows: Sequence[Row], kind: str, d: int, small: str, large: str) -> float | None:
     """M in words from which on the schedule `large` moves fewer words than `small`; None if there is no such M.
 

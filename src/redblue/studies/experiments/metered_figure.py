@@ -8,7 +8,7 @@ import altair as alt
 
 from redblue.base.style import LOOKS
 from redblue.studies.experiments.experiment import Row
-from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, Change, of
+from redblue.studies.experiments.metered import COUNTED, FULL, GRID, MEASURED, Change, of, per_pair
 from redblue.studies.ticks import log_ticks
 
 SET_ASSOCIATIVE = "L1d of a CPU"
@@ -28,7 +28,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
             "facet": facet[row["d"]],
             "M": row["M"],
             "schedule": row["schedule"],
-            "y": row["counted_words"] / row["n"] ** 2,
+            "y": per_pair(row, "counted_words"),
         }
         for row in of(rows, COUNTED)
     ]
@@ -36,7 +36,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         {
             "facet": facet[row["d"]],
             "M": row["M"],
-            "at": _per_pair(row, "measured_words"),
+            "at": per_pair(row, "measured_words"),
             "schedule": row["schedule"],
             "cache": SET_ASSOCIATIVE if row["ways"] else FULL,
             "over": f"{row['measured_words'] / row['counted_words']:.2f}",
@@ -44,7 +44,7 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         }
         for row in of(rows, MEASURED)
     ]
-    floors = {(row["d"], row["M"]): _per_pair(row, "bound_words") for row in rows if row["kind"] == COUNTED}
+    floors = {(row["d"], row["M"]): per_pair(row, "bound_words") for row in rows if row["kind"] == COUNTED}
     least = {d: min(floor for (of_d, _), floor in floors.items() if of_d == d) / 1.3 for d in sizes}
     bound = [{"facet": facet[d], "M": words, "floor": floor, "low": least[d]} for (d, words), floor in floors.items()]
     heights = [*floors.values(), *(row["y"] for row in values), *(row["at"] for row in dots)]
@@ -96,7 +96,3 @@ def figure(rows: Sequence[Row], names: Sequence[str], changes: Sequence[Change])
         columns=columns,
     )
     return faceted.resolve_axis(x="independent").resolve_scale(y="independent")
-
-
-def _per_pair(row: Row, name: str) -> float:
-    return row[name] / row["n"] ** 2

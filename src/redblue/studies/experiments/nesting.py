@@ -104,9 +104,9 @@ def figure(rows: list[Row]) -> alt.FacetChart:
             "facet": _facet(row),
             "kernel": f"{row['schedule']}, for {row['planned_for']}",
             "schedule": row["schedule"],
-            "y": _per_pair(row, "measured_words"),
-            "counted": row["counted_words"] and _per_pair(row, "counted_words"),
-            "floor": _per_pair(row, "bound_words"),
+            "y": metered.per_pair(row, "measured_words"),
+            "counted": row["counted_words"] and metered.per_pair(row, "counted_words"),
+            "floor": metered.per_pair(row, "bound_words"),
         }
         for row in measured_rows(rows)
     ]
@@ -135,10 +135,6 @@ def _facet(row: Row) -> str:
     return f"d = {row['d']}, {BOUNDARIES[row['boundary']]}: {row['regime']}"
 
 
-def _per_pair(row: Row, name: str) -> float:
-    return row[name] / row["n"] ** 2
-
-
 def tables(rows: list[Row]) -> list[Table]:
     columns = ("kernel", "tiles for", "boundary", "regime", "d", "n", "M", "measured words")
     columns += ("measured / counted", "measured / bound")
@@ -164,7 +160,7 @@ def findings(rows: list[Row]) -> list[str]:
     return [
         f"At d = {d} and the boundary {BOUNDARIES[level]} (M = {row['M']:,}, regime `{row['regime']}`), "
         f"`{row['schedule']}` with tiles for {row['planned_for']} moves the fewest words: "
-        f"{_per_pair(row, 'measured_words'):.2f} words per pair, which is "
+        f"{metered.per_pair(row, 'measured_words'):.2f} words per pair, which is "
         f"{row['measured_words'] / row['bound_words']:.2f} times the bound."
         for (d, level), row in sorted(best(rows).items())
     ]

@@ -16,12 +16,12 @@ from redblue.machine import CacheLevel
 from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.experiments.metered import FULL
 
 SHARES = 16  # tiles are chosen for 2/16, 3/16 ... of the capacity
 LINE_WORDS = 16  # 64 bytes of float32
 PITCH_WORDS = 4096  # from one row to the next if the heads of a token lie side by side: 16 KiB
 LIMITS = (1.05, 1.25)  # words moved over words counted, up to which a part of the cache is usable
-FULL = "fully associative"
 MAX_SHOWN = 6  # the largest ratio that the figure shows
 SHOWN = ("dense", "padded", "packed")  # the layouts in the figure
 COLOURS_OF_WAYS = ("#c8ced4", "#9db9cc", "#6ba3c8", "#3f86b5", "#0068a8", "#cf5a00")  # from 1 way to 16, then all

@@ -9,6 +9,7 @@ from redblue.base.style import LOOKS
 from redblue.masks import Mask
 from redblue.problem import Problem
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
+from redblue.studies.sparse import picture
 from redblue.studies.sparse.study import compare
 from redblue.studies.ticks import log_ticks
 
@@ -29,15 +30,7 @@ FORMATS = {  # a format of redblue.masks.storage -> the schedule whose colour an
     "csr": "hybrid",
     "coo": "spilled_ds",
 }
-TITLES = {
-    "rule": "known by rule, no index",
-    "bits": "dense bits",
-    "blocks": "list of blocks",
-    "tiles": "bit tiles of 64",
-    "csr": "CSR",
-    "coo": "COO",
-}
-PROVED, FAMILY = "best proved bound of this mask", "the family's form (order only)"
+TITLES = picture.TITLES | {"rule": "known by rule, no index", "tiles": "bit tiles of 64"}
 
 
 def points(quick: bool) -> list[Point]:
@@ -86,7 +79,7 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     bounds = [
         {"pattern": row["pattern"], "density": row["density"], "words": row[key], "bound": kind}
         for row in rows
-        for kind, key in ((PROVED, "bound_words"), (FAMILY, "family_form_words"))
+        for kind, key in ((picture.PROVED, "bound_words"), (picture.FAMILY, "family_form_words"))
     ]
     bounds = list({tuple(row.items()): row for row in bounds}.values())
     low = min(row["words"] for row in (*lines, *bounds)) / 1.5
@@ -110,12 +103,12 @@ def figure(rows: list[Row]) -> alt.FacetChart:
     shape = alt.Shape("format:N", scale=alt.Scale(domain=names, range=[look.shape for look in looks]), legend=legend)
     dash = alt.StrokeDash(
         "bound:N",
-        scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]),
+        scale=alt.Scale(domain=[picture.PROVED, picture.FAMILY], range=[[1, 0], [2, 3]]),
         legend=alt.Legend(title="lower bounds", symbolType="stroke", symbolSize=400, columns=1, labelLimit=300),
     )
     counts = alt.Chart().transform_filter("isValid(datum.format)")
     floors = alt.Chart().transform_filter("isValid(datum.bound)")
-    proved = floors.transform_filter(alt.datum.bound == PROVED).transform_calculate(low=str(low))
+    proved = floors.transform_filter(alt.datum.bound == picture.PROVED).transform_calculate(low=str(low))
     shown = [alt.Tooltip("format:N"), alt.Tooltip("density:Q", format=".3~%"), alt.Tooltip("words:Q", format=",")]
     layers = [
         proved.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q"),

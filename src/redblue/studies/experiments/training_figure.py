@@ -36,7 +36,11 @@ def _titled(text: str) -> alt.TitleParams:
 
 
 def _curves(rows: list[Row]) -> list[Any]:
-    """The losses of each type, at the n with the most contenders. The lines coincide, so later lines are dashed."""
+    """The losses of each type at the n with the most contenders; of several such n, the n with the most steps.
+
+    The longest sequences are trained for few steps, and curves of few steps show little. The table has every n. The
+    lines coincide, so later lines are dashed.
+    """
     charts = []
     for dtype, short in TYPES.items():
         groups = [group for group in curve_groups(rows) if group[SDPA]["dtype"] == dtype]

@@ -14,7 +14,7 @@ from redblue.problem import Problem
 from redblue.schedules import TooFewWords
 
 TOLERANCE = 1e-10  # largest relative error against the float64 reference that passes
-TOKENS, HEAD_DIMENSION, GROUP = 31, 20, 3  # the largest sizes of a check
+TOKENS, HEAD_DIMENSION, GROUP = 31, 20, 3  # the largest sizes of a check, except that keys may be TOKENS + 2
 
 
 @dataclass(frozen=True)

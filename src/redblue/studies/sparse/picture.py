@@ -71,7 +71,7 @@ def _title(name: str) -> str:
     """The heading of a format's facet."""
     if name.startswith("tiles"):
         return f"bit tiles of {name.partition(':')[2] or 64}"
-    return TITLES.get(name, f"{name} places")
+    return TITLES.get(name, f"{name}, positions stored")
 
 
 def _figures(count: Any) -> dict[str, str]:

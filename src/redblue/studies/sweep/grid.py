@@ -152,7 +152,7 @@ def make_sweep(values: Mapping[str, Any]) -> Sweep:
     for axis, other in (({"window"}, {"mask"}), ({"n"}, {"n_q", "n_k"})):
         if axis | other <= set(axes):
             names = " and ".join(sorted(other))
-            raise RedblueError(f"{min(axis)} cannot be given with {names}, which mean the same: leave one out")
+            raise RedblueError(f"{min(axis)} cannot be given with {names}: leave one of them out")
     sweep = Sweep(axes, _masks(axes), _caches(axes))
     if sweep.size > MAX_POINTS:
         sizes = " x ".join(f"{length} {name}" for name, length in sweep._lengths if length > 1)

@@ -93,7 +93,10 @@ def by_redblue(mask: Mask | None) -> Any:
 
 
 def forward_seconds(point: dict[str, Any], mask: Mask) -> dict[str, list[float]]:
-    """The seconds of attention's forward pass under the block-sparse mask: FlexAttention, compiled, and redblue."""
+    """The seconds of attention's forward pass: FlexAttention (compiled) and redblue, and PyTorch's SDPA without a mask.
+
+    FlexAttention and redblue run under the block-sparse mask.
+    """
     n, d = point["n"], point["d_model"] // point["heads"]
     q, k, v = (torch.randn(point["batch"], point["heads"], n, d) for _ in range(3))
     attend = attentions.masked(REDBLUE, mask, None)
