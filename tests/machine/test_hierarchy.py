@@ -181,7 +181,7 @@ def test_each_level_sees_the_misses_and_the_write_backs_before_it(trace, sets, w
 
 # Geometries, refusals ----------------------------------------------------------------------
 def test_caches_of_the_catalogue():
-    with pytest.raises(RedblueError, match="t4 has no level whose lines and ways are both known"):
+    with pytest.raises(RedblueError, match="t4 has no cache, or the lines and ways of its nearest cache"):
         caches_of(memory("t4"))
     levels = (Level("registers", 512), Level("L1d", 2**15, line_bytes=64, ways=8), Level("L3", 2**20, line_bytes=64))
     cpu = Memory("cpu", "a CPU", "cpu", (*levels, Level("DRAM", None)))
@@ -191,6 +191,10 @@ def test_caches_of_the_catalogue():
     hole = (*levels[:2], Level("L2", 2**18, line_bytes=64), Level("L3", 2**20, line_bytes=64, ways=16))
     beyond = Memory("hole", "its L2 is not known", "cpu", (*hole, Level("DRAM", None)))
     assert caches_of(beyond) == (CacheLevel("L1d", 2**15, 64, 8),)  # the accesses that reach L3 are not known
+    far = Level("L2", 2**18, line_bytes=64, ways=8)
+    for first in (Level("L1d", 2**15, line_bytes=64), Level("L1d", 2**15), Level("near", 2**15, ways=8)):
+        with pytest.raises(RedblueError, match="the lines and ways of its nearest cache are not both known"):
+            caches_of(Memory("unknown", "its L1d is not known", "cpu", (levels[0], first, far)))
     assert [x.name for x in caches_of(memory("graviton2"))] == ["L1d", "L2"]
     with_ways = [m for m in map(memory, list_memories()) if any(level.ways for level in m.levels)]
     assert with_ways

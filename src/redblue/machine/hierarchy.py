@@ -19,16 +19,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
+from redblue.catalogue.memories import CACHE, Memory
 from redblue.compiled import _core
-
-if TYPE_CHECKING:
-    from redblue.catalogue.memories import Memory
 
 MAX_LINES = 2**28  # most lines of a level, and of all memory: the simulator's tables take a few bytes per line
 READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; DISCARD accesses nothing, it marks the content as dead
@@ -214,11 +211,14 @@ def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
     """Return the caches of a machine in the catalogue, nearest first, until a level's lines or ways are unknown.
 
     Levels beyond an unknown level cannot be simulated, because the accesses that reach them are not known: graviton2
-    gives L1d and L2, but not L3. Levels before the first cache, such as registers, are skipped. A level that several
-    cores share has its whole capacity, as for one core that runs alone.
-    Raises RedblueError if no level is left, as for scratchpads and for caches of unknown ways.
+    gives L1d and L2, but not L3. Levels before the first cache, such as registers, are skipped: they have no lines and
+    ways, and their names are none of a cache. A level that several cores share has its whole capacity, as for one core
+    that runs alone.
+    Raises RedblueError if no level is left, as for scratchpads and for a nearest cache of unknown ways.
     """
-    levels = itertools.dropwhile(lambda level: not (level.line_bytes and level.ways), memory.levels)
+    levels = itertools.dropwhile(
+        lambda level: not (CACHE.match(level.name) or level.line_bytes or level.ways), memory.levels
+    )
     caches = []
     for level in levels:
         if not (level.capacity_bytes and level.line_bytes and level.ways):
@@ -226,7 +226,8 @@ def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
         caches.append(CacheLevel(level.name, level.capacity_bytes, level.line_bytes, level.ways))
     if not caches:
         raise RedblueError(
-            f"{memory.name} has no level whose lines and ways are both known; give CacheLevel(...) instead"
+            f"{memory.name} has no cache, or the lines and ways of its nearest cache are not both known; "
+            f"give CacheLevel(...) instead"
         )
     return tuple(caches)
 
