@@ -32,7 +32,6 @@ STARTS, WORDS = 512, 64  # grid points, in pairs and in words, of the table of g
 ROUNDING = 1 + 1e-9
 TINY = 1e-300
 CHILDREN = np.array(list(itertools.product((0, 1), repeat=3))).T[:, None, :]
-CONSUMERS = {"forward": 0, "backward": 2}  # number of products with dS as a factor
 
 
 class Task(NamedTuple):

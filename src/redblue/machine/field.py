@@ -17,8 +17,10 @@ from redblue.base.integers import whole_number
 from redblue.machine.errors import MachineError
 from redblue.machine.numeric import Numeric
 
-PRIME = 2**31 - 1  # the largest prime whose products fit in 64 bits
-LOW_BITS = 16  # a product of matrices splits one factor at this bit, so that its sums fit in 64 bits
+PRIME = 2**31 - 1  # the largest prime below 2^31
+# A product of matrices splits one factor at this bit: 2^16 products of a word with a half of 16 bits sum to less than
+# 2^63, the range of int64, for words below 2^31.
+LOW_BITS = 16
 
 
 class Field(Numeric):

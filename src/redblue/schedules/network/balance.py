@@ -75,7 +75,7 @@ def _missing(mask: Mask, n: int, own: np.ndarray) -> np.ndarray:
 
 @checked_arguments
 def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
-    """Return the placement of n tokens on `world_size` processes that balances the mask's pairs with the fewest words.
+    """Return the placement of n tokens on `world_size` processes that balances the pairs with the fewest missing keys.
 
     The candidates are the named placements, blocks dealt in turn, blocks dealt heaviest first to the process with the
     fewest pairs, and consecutive parts with the same number of pairs. Among the candidates within 2 % of the best
