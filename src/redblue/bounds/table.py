@@ -38,6 +38,14 @@ def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return xi, xi_v, gain
 
 
+def _values(direction: str, d: int, d_v: int) -> int:
+    """Return the number that xi_v^2 divides in the reach of a row: d_v^2, or d d_v in gradient_x with d_v > d.
+
+    In gradient_x, V = A3 Y is computed, so d words of A3 can replace d_v words of V: a word of V counts d / d_v.
+    """
+    return d * d_v if direction == "gradient_x" and d_v > d else d_v**2
+
+
 def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int:
     """Return a lower bound of loads plus sums begun, for any computation on `pairs` attended pairs.
 
@@ -46,8 +54,7 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
     W = min((d / xi)^2, (d_v / xi_v)^2) words.
     Floats choose the row; its bound is then computed in fractions, so rounding cannot raise it.
     """
-    # In gradient_x, V = A3 Y is computed, so d words of A3 can replace d_v words of V: a word of V counts d / d_v.
-    values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
+    values = _values(direction, d, d_v)
     xi, xi_v, gain = certified(direction)
     reach = np.floor(np.minimum(d**2 / xi**2, values / xi_v**2))
     length, phases = reach - words, np.ceil(pairs / (gain * np.maximum(reach, 1)))
@@ -64,8 +71,7 @@ def stored_charges(direction: str, d: int, d_v: int, words: int, pairs: int) -> 
     Like phase_loads, except that a row also requires M <= kept W, and a phase takes up to OVERSHOOT more charges than
     L.
     """
-    values = d * d_v if direction == "gradient_x" and d_v > d else d_v**2
-    best = 0
+    values, best = _values(direction, d, d_v), 0
     for row in _texts(direction, STORED):
         xi, xi_v, kept, gain = (Fraction(row[name]) for name in ("xi", "xi_v", "kept", "gain"))
         reach = math.floor(min(d**2 / xi**2, values / xi_v**2))

@@ -36,6 +36,15 @@ def row_deltas_cost(p: Problem, rows: Any) -> Cost:
     return Cost(2 * p.n_q * p.d_v, p.n_q, smaller(rows, p.n_q) * (2 * p.d_v + 1), 0)
 
 
+def store_zeros(m: Machine, pairs: Pairs, rows: int, dq: Slow) -> None:
+    """Store the dQ of blocks of rows that attend no key."""
+    for i in blocks(pairs.n_rows, rows):
+        if not m.cols_of(pairs, i):
+            zero = m.zeros("dq_i", len(i), dq.shape[1])
+            m.store(dq[i], zero)
+            m.free(zero)
+
+
 def dkv_tiles(
     m: Machine,
     problem: Problem,

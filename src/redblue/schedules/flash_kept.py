@@ -23,6 +23,7 @@ from redblue.base.integers import larger
 from redblue.machine import Machine, Slow, Tile
 from redblue.masks import Pairs
 from redblue.problem import Problem
+from redblue.schedules.column_stationary import store_zeros
 from redblue.schedules.kept import Kept, kept_peak, loaded_cols, search_kept
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid
 from redblue.schedules.softmax import LOWEST, online_softmax, probabilities, softmax_tile, store_rows
@@ -128,7 +129,7 @@ def backward(
     dv: Slow,
 ) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
-    _store_zeros(m, pairs, t.rows, dq)
+    store_zeros(m, pairs, t.rows, dq)
     if t.cols >= problem.n_k:
         _backward_at_once(m, problem, t.rows, (q, k, v, dout), (dq, dk, dv))
         return
@@ -184,15 +185,6 @@ def _backward_at_once(
     m.store(dk[j], dk_j)
     m.store(dv[j], dv_j)
     m.free(k_j, v_j, dk_j, dv_j)
-
-
-def _store_zeros(m: Machine, pairs: Pairs, rows: int, dq: Slow) -> None:
-    """Store the dQ of blocks of rows that attend no key."""
-    for i in blocks(pairs.n_rows, rows):
-        if not m.cols_of(pairs, i):
-            zero = m.zeros("dq_i", len(i), dq.shape[1])
-            m.store(dq[i], zero)
-            m.free(zero)
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:

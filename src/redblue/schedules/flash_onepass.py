@@ -12,8 +12,15 @@ from typing import Any, NamedTuple
 
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.column_stationary import dkv_cost, dkv_tiles, resident_edge, row_deltas, row_deltas_cost
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
+from redblue.schedules.column_stationary import (
+    dkv_cost,
+    dkv_tiles,
+    resident_edge,
+    row_deltas,
+    row_deltas_cost,
+    store_zeros,
+)
+from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep
 
 
 class BackwardTiles(NamedTuple):
@@ -37,11 +44,7 @@ def backward(
 ) -> None:
     scale, pairs = problem.d**-0.5, problem.mask.on(problem.n_q, problem.n_k)
     delta = row_deltas(m, problem, t.rows, out, dout)
-    for i in blocks(problem.n_q, t.rows):
-        if not m.cols_of(pairs, i):
-            zero = m.zeros("dq_i", len(i), problem.d)
-            m.store(dq[i], zero)
-            m.free(zero)
+    store_zeros(m, pairs, t.rows, dq)
     for i, j, k_j, ds in dkv_tiles(m, problem, t, q, k, v, lse, dout, delta, dk, dv):
         first = pairs.cols_of(i)[0].start in j
         dq_i = m.zeros("dq_i", len(i), problem.d) if first else m.load(dq[i])

@@ -29,7 +29,7 @@ from redblue.schedules.products import (
     score_tile,
 )
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
-from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost
+from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost, top_column
 from redblue.schedules.spilled import spill_and_output_tiles
 
 
@@ -69,11 +69,6 @@ def _all_pairs(rows: int, cols: int) -> Pairs:
     return Mask.full().on(rows, cols)
 
 
-def _column(j: range, cols: int) -> range:
-    """Return the column of `top` that holds the row maxima of the tile with keys j."""
-    return range(j.start // cols, j.start // cols + 1)
-
-
 def _spill(
     m: Machine, problem: Problem, t: Any, a1: Slow, a2: Slow, a3: Slow, x: Slow, y: Slow, stays: bool
 ) -> Spilled:
@@ -92,7 +87,7 @@ def _spill(
         for j in grid(m.cols_of(pairs, i), t.cols, n_k):
             s = score_tile(m, "s", q_i, a2, i, j, t.depth)
             s *= scale
-            spill_tile(m, s, pairs, i, j, (row_max, row_sum), p, top[i, _column(j, t.cols)])
+            spill_tile(m, s, pairs, i, j, (row_max, row_sum), p, top[i, top_column(j, t.cols)])
         m.store(row_maxima[i], row_max)
         m.store(row_sums[i], row_sum)
         m.free(row_max, row_sum)
@@ -163,7 +158,7 @@ def gradient(
             c_i, delta_i = _streaming_c(m, spilled, e, c, i, row_sum, t.depth)
         for j in grid(m.cols_of(pairs, i), t.cols, n_k):
             ds = score_tile(m, "ds", c_i, spilled.v, i, j, t.depth)
-            factor = m.load(spilled.top[i, _column(j, t.cols)])
+            factor = m.load(spilled.top[i, top_column(j, t.cols)])
             factor[...] = exp(factor - row_max[:, None]) / row_sum[:, None] * scale
             for part in blocks(j, t.depth):
                 p_slice, columns = m.load(spilled.p[i, part]), within(part, j)

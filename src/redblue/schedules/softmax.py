@@ -96,6 +96,11 @@ def spill_tile(
     m.free(s, tile_max)
 
 
+def top_column(j: range, cols: int) -> range:
+    """Return the column of `top` that holds the row maxima of the tile with keys j."""
+    return range(j.start // cols, j.start // cols + 1)
+
+
 def spilled_output(
     m: Machine, out: Slow, p: Slow, top: Slow, v: Slow, lse: Slow, pairs: Pairs, cols: int, tile: tuple[int, int, int]
 ) -> None:
@@ -110,7 +115,7 @@ def spilled_output(
             lse_i = m.load(lse[i])
             out_if = m.zeros("out_if", len(i), len(f))
             for j in grid(m.cols_of(pairs, i), cols, pairs.n_cols):
-                column = range(j.start // cols, j.start // cols + 1)
+                column = top_column(j, cols)
                 factors = [(live, m.load(top[live, column])) for live in overlap(i, pairs.rows_of(j))]
                 for live, factor in factors:
                     factor[...] = exp(factor - finite(lse_i[within(live, i)])[:, None])

@@ -18,7 +18,14 @@ from redblue.problem import Problem
 from redblue.schedules.products import score_cost_of, score_peak, score_tile
 from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, partial_rows, rows_walked, walks
 from redblue.schedules.search import edges, pair_edges
-from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost, spilled_output_peak
+from redblue.schedules.softmax import (
+    LOWEST,
+    spill_tile,
+    spilled_output,
+    spilled_output_cost,
+    spilled_output_peak,
+    top_column,
+)
 
 
 class ForwardTiles(NamedTuple):
@@ -46,9 +53,7 @@ def forward(
             for j in grid(overlap(walk, live), t.cols, problem.n_k):
                 s = score_tile(m, "s", q_i, k, i, j, t.depth)
                 s *= scale
-                spill_tile(
-                    m, s, pairs, i, j, (row_max, row_sum), p, top[i, range(j.start // t.cols, j.start // t.cols + 1)]
-                )
+                spill_tile(m, s, pairs, i, j, (row_max, row_sum), p, top[i, top_column(j, t.cols)])
             row_max += log(row_sum)
             m.store(walk_lse[partial_rows(i, walk, t.span, problem.n_q)], row_max)
             m.free(row_max, row_sum)

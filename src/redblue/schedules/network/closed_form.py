@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redblue.machine.network import Traffic
 from redblue.schedules.network.layout import Layout
 
 
@@ -15,15 +16,7 @@ class Words(NamedTuple):
     sent: np.ndarray
     received: np.ndarray
 
-    @property
-    def words(self) -> int:
-        """Words over the network: each word that moves from one process to another counts once."""
-        return int(self.received.sum())
-
-    @property
-    def most_words(self) -> int:
-        """The most words that one process sends or receives, the larger of the two: links are full-duplex."""
-        return int(max(self.sent.max(), self.received.max()))
+    words, most_words = Traffic.words, Traffic.most_words  # these properties read only `sent` and `received`
 
 
 def words(c: Layout) -> Words:
