@@ -7,8 +7,9 @@
 namespace redblue {
 namespace {
 
-// Sharing fewer keys costs more in partial results than it saves.
-constexpr std::int64_t kLeastShared = 64;
+// Sharing fewer keys costs more in partial results than it saves. Equal to MIN_SHARED_KEYS of
+// src/redblue/schedules/paged_nodes.py; a test compares them.
+constexpr std::int64_t kMinSharedKeys = 64;
 
 class Trie {
  public:
@@ -81,7 +82,7 @@ class Trie {
       const std::int64_t most = fewest(group);
       std::int64_t stop = page + 1;
       while (stop < most && first[stop] == last[stop]) stop++;
-      const bool worth = (stop - begin) * size() >= kLeastShared;
+      const bool worth = (stop - begin) * size() >= kMinSharedKeys;
       if (worth) add(begin * size(), stop * size(), group);
       split(group, worth ? stop : begin, stop);
     }

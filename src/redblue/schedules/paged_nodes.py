@@ -15,7 +15,9 @@ from redblue.masks.patterns.band import Band
 from redblue.paged_problem import PagedProblem
 from redblue.schedules.schedule import blocks
 
-MIN_SHARED_KEYS = 64  # keys: sharing a shorter run saves less than its partial results cost
+# Sharing a shorter run of keys saves less than its partial results cost. The core has the same constant,
+# kMinSharedKeys; tests/kernels/cpu/test_paged_words.py compares them.
+MIN_SHARED_KEYS = 64
 
 
 class Node(NamedTuple):

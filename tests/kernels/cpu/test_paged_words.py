@@ -9,6 +9,7 @@ from redblue.op import paged_cpu
 from redblue.op.paged_call import PagedCall
 from redblue.op.signatures import options_of
 from redblue.schedules import paged
+from redblue.schedules.paged_nodes import MIN_SHARED_KEYS
 
 PIECE, FEW = 1024, 256  # kPiece and kFewRows of cpp/attention/paged_passes.cpp
 PAGES = 300
@@ -41,6 +42,25 @@ def test_words_are_those_of_the_schedule(seed, prefix):
     problem, rows, rng = drawn(seed)
     if not sum(problem.queries):
         pytest.skip("drawn without queries")
+    tiles = paged.Tiles(rows=rows, piece=PIECE, few=FEW)
+    assert counted(problem, rows, rng, prefix) == paged.words(problem, tiles, prefix)
+
+
+@pytest.mark.parametrize("common", [MIN_SHARED_KEYS - 1, MIN_SHARED_KEYS])
+def test_the_core_and_the_schedule_share_runs_of_the_same_lengths(common):
+    """Two sequences share `common` keys. The words of a schedule that decides otherwise differ."""
+    keys = common + 16
+    table, mask = [range(keys), [*range(common), *range(keys, keys + 16)]], rb.Mask.causal(align="bottom-right")
+    problem = rb.PagedProblem([1, 1], [keys, keys], 1, 8, 8, 2, 1, [list(pages) for pages in table], mask=mask)
+    tiles = paged.Tiles(rows=8, piece=PIECE, few=FEW)
+    words = counted(problem, 8, np.random.default_rng(0), None)
+    assert words == paged.words(problem, tiles)
+    otherwise = common + 1 if common >= MIN_SHARED_KEYS else common
+    assert words != paged.words(problem, tiles._replace(shared=otherwise))
+
+
+def counted(problem, rows, rng, prefix):
+    """The words read and written that the kernel counts. rows: the edge of its blocks of rows."""
     table = np.zeros((len(problem.keys), max(1, *map(len, problem.table))), np.int64)
     for row, pages in zip(table, problem.table, strict=True):
         row[: len(pages)] = pages
@@ -51,5 +71,4 @@ def test_words_are_those_of_the_schedule(seed, prefix):
     starts = np.cumsum([0, *problem.queries])
     call = PagedCall.checked(q, k, v, table, list(problem.keys), starts, prefix, options)
     ready = paged_cpu.ready(call, call.q, tile=Tile(rows, 96, 1))
-    counted = paged_cpu.run(ready, call.q, call.k, call.v)[2]
-    assert counted == paged.words(problem, paged.Tiles(rows=rows, piece=PIECE, few=FEW), prefix)
+    return paged_cpu.run(ready, call.q, call.k, call.v)[2]
