@@ -166,9 +166,10 @@ def findings(rows: list[Row]) -> list[str]:
     best = best_rows(rows)
     below = [row for row in best if row["words"] < row["family_form_words"]]
     heavy = max((row for row in rows if row["format"] != "rule"), key=lambda row: row["index_words"] / row["words"])
+    worst = max(best, key=_gap)
     sentences = [
-        f"The best schedule and format of a mask move {min(map(_gap, best)):.2f} to {max(map(_gap, best)):.2f} times "
-        f"the bound that is proved for this mask."
+        f"The best schedule and format of a mask move {min(map(_gap, best)):.2f} to {_gap(worst):.2f} times the bound "
+        f"that is proved for this mask. The ratio is largest for `{worst['mask']}`."
     ]
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
@@ -181,8 +182,6 @@ def findings(rows: list[Row]) -> list[str]:
         f"Over all masks and formats, the index takes up to {heavy['index_words'] / heavy['words']:.0%} of the words "
         f"(`{heavy['mask']}`, stored as {TITLES[heavy['format']]})."
     )
-    worst = max(best, key=_gap)
-    sentences.append(f"The mask farthest from its bound is `{worst['mask']}`, with {_gap(worst):.1f} times the bound.")
     return sentences
 
 
