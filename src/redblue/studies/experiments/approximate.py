@@ -244,7 +244,8 @@ def missing() -> str:
 EXPERIMENT = Experiment(
     name="approximate",
     title="Approximate attention: error and words",
-    question="How large is the error of Taylor features, and for which sequence lengths do they move fewer words?",
+    question="How large is the error of Taylor features, and for which sequence lengths do they move fewer words than "
+    "exact attention?",
     points=points,
     measure=measure,
     figure=figure,
