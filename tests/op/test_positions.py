@@ -152,7 +152,7 @@ BAD = {
     "three": ((ROWS, KEYS, 4), "got 3 of them"),
     "too few queries": ((ROWS[1:], KEYS), r"positions\.queries must have one number for each query of q \(4\), got 3"),
     "too many keys": ((ROWS, range(7)), r"positions\.keys must have one number for each key of k \(6\), got 7"),
-    "a fraction": ((ROWS + 0.0, KEYS), r"positions\.queries must be whole numbers, .* got shape \(4,\) of float64"),
+    "a fraction": ((ROWS + 0.0, KEYS), r"whole numbers, one for each of the 4 queries, got shape \(4,\) of float64"),
     "two dimensions": ((ROWS, KEYS[:, None]), r"positions\.keys must be whole numbers, .* shape \(6, 1\) of int64"),
     "booleans": ((ROWS, KEYS > 2), r"positions\.keys must be whole numbers, .* of bool"),
     "negative": ((ROWS - 1, KEYS), r"positions\.queries\[0\] must be at least 0 and below 2147483648, got -1"),

@@ -31,7 +31,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         part = _tensor(name, value)
         if part.dim() != 1 or part.dtype not in _WHOLE:
             description = f"shape {tuple(part.shape)} of {dtype_name(part.dtype)}"
-            raise RedblueError(f"positions.{name} must be whole numbers, one for each of {length}, got {description}")
+            raise RedblueError(
+                f"positions.{name} must be whole numbers, one for each of the {length} {name}, got {description}"
+            )
         check_length(name, part.shape[0], length)
         parts.append(part.to(torch.int64))
     on_cpu = all(x.device.type == "cpu" for x in parts)
