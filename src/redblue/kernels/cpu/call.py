@@ -134,11 +134,11 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
     rows, streams = sizes.n_q * sizes.group, sizes.streams
     return plan(
         direction,
-        _magnitude(rows),
-        _magnitude(sizes.n_k),
+        magnitude(rows),
+        magnitude(sizes.n_k),
         sizes.d,
         sizes.d_v,
-        _magnitude(streams),
+        magnitude(streams),
         row.lanes(number),
         row.packed_bytes(number),
         sparse,
@@ -148,8 +148,8 @@ def _planned(direction: str, sizes: Sizes, dtype: str, row: _core.Isa, sparse: b
 
 def plan_spill_tile(schedule: str, direction: str, sizes: Sizes, dtype: str) -> SpillTile:
     """The plan's tiles for a schedule that writes P to memory."""
-    lengths = _magnitude(sizes.n_q * sizes.group), _magnitude(sizes.n_k)
-    streams, row = _magnitude(sizes.streams), row_of(isa(), dtype)
+    lengths = magnitude(sizes.n_q * sizes.group), magnitude(sizes.n_k)
+    streams, row = magnitude(sizes.streams), row_of(isa(), dtype)
     return cache_fit.plan_spilled(schedule, direction, *lengths, sizes.d, sizes.d_v, streams, row)
 
 
@@ -203,7 +203,8 @@ def _tile(direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: st
     return plan_tile(direction, sizes, dtype, mask.pattern is not None)
 
 
-def _magnitude(count: int) -> int:
+def magnitude(count: int) -> int:
+    """The count, rounded up to a power of two."""
     return 1 << max(0, count - 1).bit_length()
 
 

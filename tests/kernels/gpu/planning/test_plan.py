@@ -204,6 +204,15 @@ def test_spilled_memory_is_bounded_at_any_length(schedule, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("schedule", ["hybrid", "small_cache"])
+def test_spilled_memory_is_bounded_where_a_chunk_has_several_streams(schedule, direction):
+    arrays, n_k = {"forward": 1, "backward": 2}[direction], 1 << 20
+    sizes = Sizes((1,), 64, 1, 256, n_k, 512, 512)
+    launch = plan(direction, sizes, "float16", CARDS["h100-sxm"], schedule=schedule)
+    assert 2 * arrays * launch.chunk * n_k <= 2 << 30
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ["rtx-4090", "h100-sxm", "b200"])
 def test_bias_and_dropout_need_other_launches(name, direction):
     """A launch planned without a bias and dropout would spill registers with them."""

@@ -21,7 +21,7 @@ NODE, MEMBER, ITEM = 8, 4, 3  # numbers of fields
 
 
 class Layout(NamedTuple):
-    """The work as arrays, int32.
+    """The work as arrays: int32, but `pieces` and `classes`, which no kernel reads, are int64.
 
     nodes (nodes, NODE): sequence, first key, stop key, keys of a piece, number of the first piece, first member, number
     of stacked rows, and the row of its first partial result, or -1 if its only piece gives the final result.

@@ -13,12 +13,11 @@ from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
-from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.card import BUSY, Card
 from redblue.kernels.gpu.planning.resources import WARPGROUP_ROWS
 
 MAX_D = 256  # registers hold no wider rows of the output
 MIN_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster
-BUSY = 0.75  # share of the multiprocessors: with fewer blocks of rows, cutting keys into spans is faster
 SLACK = 1024  # bytes of shared memory, for barriers
 
 
@@ -71,6 +70,7 @@ def choices(direction: str, sizes: Sizes, dtype: str, card: Card, mask: str) -> 
     return tuple(
         x._replace(multiprocessors=card.multiprocessors, l2_bytes=card.l2_bytes)
         for x, count in blocks.items()
+        # With fewer blocks of rows, cutting keys into spans is faster
         if count >= BUSY * card.multiprocessors and x.shared_bytes(sizes.d, sizes.d_v) <= card.shared_bytes
     )
 

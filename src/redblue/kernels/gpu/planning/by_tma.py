@@ -13,10 +13,10 @@ from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.gpu.planning.footprints import MAX_SPILLED
 from redblue.kernels.gpu.versions import has_descriptors
 
 ARCHITECTURE = 9  # compute capability 9; later ones multiply in tensor memory, which these kernels do not use
-MAX_SPILLED = 1 << 31  # bytes of P, and of dS, that a launch keeps in memory
 SEVERAL = 3  # tiles of a sum per multiprocessor, so that few multiprocessors are idle at the end
 PIECE = 512  # queries: P of a long sequence is cut into pieces of a multiple of this, so that tiles are whole
 SLACK = 1024  # bytes of shared memory, for barriers

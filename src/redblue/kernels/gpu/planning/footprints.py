@@ -17,6 +17,7 @@ WIDE_PART = 64  # if the second part of d is at least this wide, operands of the
 ON_ONE_GRID = {"out_rows": "rows", "dq_rows": "rows", "dk_rows": "cols", "dv_rows": "cols"}
 COUNTED_AS = {"paged": "forward"}  # directions whose words are counted by another pass of their schedule
 MIN_SPAN = 512  # keys: merging the outputs of shorter spans costs more than it gains
+MAX_SPILLED = 1 << 31  # bytes of all spilled arrays (P, and backward also dS) that are in memory at once
 
 
 class Part(NamedTuple):
@@ -165,7 +166,8 @@ def _sum_of(rows: str, cols: str, name: str) -> Part:
 
     def footprint(t: Any, sizes: Sizes, options: PlanOptions) -> Footprint:
         r, c, w = getattr(t, rows), getattr(t, cols), t.depth
-        return Footprint(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))  # stored as sums, of up to 4 bytes
+        # Stored as sums, which have at most twice the bytes of the operands
+        return Footprint(0, (r * w, w * c), r * w, r * c, 0, 2 * r * c, (r, c, w))
 
     def blocks(t: Any, sizes: Sizes) -> int:
         length = _rows(sizes) if name == "dq" else sizes.n_k

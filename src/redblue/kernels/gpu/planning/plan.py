@@ -20,11 +20,19 @@ from redblue import schedules
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.call import Sizes, magnitude
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass, warpgroups
 from redblue.kernels.gpu.planning.card import BUSY, Card, card_named, card_of
-from redblue.kernels.gpu.planning.footprints import COUNTED_AS, KERNELS, MIN_EDGE, MIN_SPAN, ON_ONE_GRID, Part
+from redblue.kernels.gpu.planning.footprints import (
+    COUNTED_AS,
+    KERNELS,
+    MAX_SPILLED,
+    MIN_EDGE,
+    MIN_SPAN,
+    ON_ONE_GRID,
+    Part,
+)
 from redblue.kernels.gpu.planning.resources import pipelines, resources
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
@@ -33,7 +41,6 @@ __all__ = ["Card", "Launch", "Unplanned", "candidates", "card_named", "card_of",
 
 WARPS, STREAMS, STAGES = (4, 8), (64, 128, 32, 16), (2, 3, 1)  # the best first, for ties in words
 L2_SHARE = 0.5  # the share of the L2 cache that a chunk's spilled arrays may fill, so that they are read back from L2
-MAX_SPILLED = 1 << 31  # the most bytes that a chunk spills, unless a single step of rows spills more
 ALIKE = 1.03  # words within this factor count as equal
 NEAR = 2.0  # candidates may move at most this many times the words of the first candidate
 MAX_CANDIDATES = 8
@@ -337,7 +344,8 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     """The tiles with their spans of keys, and the rows of a chunk.
 
     P is spilled in chunks of rows. A chunk fills at most half of the L2 cache, unless this gives too few rows to occupy
-    all multiprocessors, and never spills more than MAX_SPILLED. A stream's rows are cut into equal chunks.
+    all multiprocessors. It spills at most MAX_SPILLED bytes, unless the fewest rows that a chunk can have spill more.
+    A stream's rows are cut into equal chunks.
     pair_bytes: bytes spilled per pair.
     """
     rows, blocks, t = sizes.n_q * sizes.group, math.ceil(BUSY * card.multiprocessors), tiles._asdict()
@@ -347,10 +355,10 @@ def _chunked(tiles: Any, sizes: Sizes, pair_bytes: int, card: Card) -> tuple[Any
     step = max(t["rows"], height, t["cols"], t["depth"])
     row_bytes = pair_bytes * max(1, sizes.n_k)
     in_l2, max_chunk = int(L2_SHARE * card.l2_bytes) // row_bytes, max(1, MAX_SPILLED // (row_bytes * step)) * step
-    busy = height * ceil_div(blocks, ceil_div(features, width))
-    chunk = min(ceil_div(max(in_l2, busy), step) * step, max(1, ceil_div(rows, step)) * step * max(1, sizes.streams))
-    if min(chunk, max_chunk) < rows:  # a short last chunk would leave multiprocessors idle
-        times = max(rows // min(chunk, max_chunk), ceil_div(rows, max_chunk))
+    busy, all_rows = height * ceil_div(blocks, ceil_div(features, width)), max(1, ceil_div(rows, step)) * step
+    chunk = min(ceil_div(max(in_l2, busy), step) * step, all_rows * max(1, sizes.streams), max_chunk)
+    if chunk < rows:  # a short last chunk would leave multiprocessors idle
+        times = max(rows // chunk, ceil_div(rows, max_chunk))
         chunk = ceil_div(ceil_div(rows, times), step) * step
     spans = ceil_div(blocks * t["rows"], chunk)  # pieces of the keys, if a chunk has too few blocks of rows
     edge = max(t["cols"], t["depth"])
@@ -374,8 +382,3 @@ def _shortest(edge: str, tiles: Any) -> int:
 
 def _powers(first: int, last: int) -> list[int]:
     return [first << i for i in range(max(1, (last // first).bit_length()))]
-
-
-def magnitude(count: int) -> int:
-    """The count, rounded up to a power of two."""
-    return 1 << max(0, count - 1).bit_length()

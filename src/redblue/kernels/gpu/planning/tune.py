@@ -26,9 +26,9 @@ import platformdirs
 import torch
 import triton
 
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.cpu.call import Sizes, magnitude
 from redblue.kernels.gpu.launch import PlanOptions
-from redblue.kernels.gpu.planning.plan import Card, Launch, magnitude
+from redblue.kernels.gpu.planning.plan import Card, Launch
 from redblue.kernels.gpu.planning.refusals import is_refusal
 
 VARIABLE = "REDBLUE_TUNE"
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
     keys: int
     d: int
     d_v: int
-    dtype: str  # for float32, includes the precision of products
+    dtype: str  # with the precision of products, which only float32 varies: "float16 ieee", "float32 tf32"
     mask: str  # "full", "band" or "lists"
     options: PlanOptions  # a launch that fits without a bias may not fit with one
     schedule: str  # the requested schedule, or "auto"
