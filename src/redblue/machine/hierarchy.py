@@ -19,13 +19,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.catalogue.memories import CACHE, Memory
 from redblue.compiled import _core
+
+if TYPE_CHECKING:
+    from redblue.catalogue.memories import Level, Memory
 
 MAX_LINES = 2**28  # most lines of a level, and of all memory: the simulator's tables take a few bytes per line
 READ, WRITE, OVERWRITE, DISCARD = range(4)  # kinds of access; DISCARD accesses nothing, it marks the content as dead
@@ -216,11 +219,8 @@ def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
     that runs alone.
     Raises RedblueError if no level is left, as for scratchpads and for a nearest cache of unknown ways.
     """
-    levels = itertools.dropwhile(
-        lambda level: not (CACHE.match(level.name) or level.line_bytes or level.ways), memory.levels
-    )
     caches = []
-    for level in levels:
+    for level in itertools.dropwhile(lambda level: not _is_cache(level), memory.levels):
         if not (level.capacity_bytes and level.line_bytes and level.ways):
             break
         caches.append(CacheLevel(level.name, level.capacity_bytes, level.line_bytes, level.ways))
@@ -230,6 +230,11 @@ def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
             f"give CacheLevel(...) instead"
         )
     return tuple(caches)
+
+
+def _is_cache(level: Level) -> bool:
+    """Whether a level has lines or ways, or a name by which the catalogue knows hardware-managed caches."""
+    return bool(level.line_bytes or level.ways) or level.usable_share < 1
 
 
 def _level_traffic(name: str, line_words: int, x: _core.LineCounts) -> LevelTraffic:
