@@ -236,6 +236,20 @@ def test_a_busy_machine_is_named(load, warns, measured, monkeypatch, tmp_path):
     assert any(warning in line for line in result.findings) == warns
 
 
+def test_times_that_other_times_prove_wrong_are_named():
+    run = {"part": "curves", "quick": True, "n": 512, "dtype": "float32", "text": "a", "losses": [1.0]}
+    run |= {"contender": SDPA, "peak_bytes": 1, "load": 1.0, "cores": 2}
+    curve = [run | {"threads": threads, "seconds": seconds} for threads, seconds in ((0, 3.0), (1, 0.6))]
+    step = {"part": "steps", "quick": True, "dtype": "float32", "n": 2048, "load": 1.0, "cores": 2}
+    rounds = [step | {"seconds": {SDPA: [1.0, 1.1], REDBLUE: [0.8, last], NONE: [0.5, 0.5]}} for last in (0.9, 1.3)]
+    sentences = training_tables.findings([*curve, *rounds])
+    assert any("0.60 s instead of 3.00 s (n 512, fp32)" in line for line in sentences)
+    (uneven,) = (line for line in sentences if "differ by more than a factor of 1.5" in line)
+    assert uneven.endswith("1.5: `steps`, step, n 2,048, fp32 (redblue: 0.80 to 1.30 s).")
+    sound = training_tables.findings([curve[0], curve[1] | {"seconds": 4.0}, rounds[0]])
+    assert not any("not usable" in line for line in sound)
+
+
 def test_requirements_hold_for_the_full_sizes_alone():
     seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
     row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}

@@ -114,7 +114,8 @@ separate from the others.
 
 The requirements were set for Zen 5, the CPU of [the operator's
 results](README.md#the-operator-beside-its-peers-make-bench). Its vector units are twice as wide as those of this
-page's CPU. Compare ratios within one page only.
+page's CPU. Compare ratios within one page only. The [notes on the stored
+run](README.md#notes-on-the-experiment-training) say which of its times are usable.
 """
 
 EXPERIMENT = Experiment(

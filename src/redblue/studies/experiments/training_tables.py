@@ -17,6 +17,7 @@ SIZES = {True: "`--quick`", False: "`--full`"}
 REQUIRED = {("float32", 512): 1.1, ("float32", 2048): 1.4, ("float32", 8192): 1.8}
 REQUIRED |= {("bfloat16", 512): 1.3, ("bfloat16", 2048): 1.6, ("bfloat16", 8192): 2.0}
 CRITERION = "more than two standard errors above the share of the most frequent answer"
+UNEVEN = 1.5  # times of rounds that differ by a larger factor are not usable
 REQUIRED_SPARSE = {REDBLUE: 4, SDPA: 8}  # at n 16,384: the block-sparse step's speed over the dense step of each
 
 
@@ -270,8 +271,8 @@ MAKERS: tuple[Callable[[list[Row]], Table], ...] = (
 
 def findings(rows: list[Row]) -> list[str]:
     makers = (
-        *(_load_findings, _curve_findings, _step_findings, _memory_findings, _task_findings, _sparse_findings),
-        _graph_findings,
+        *(_load_findings, _unusable_findings, _curve_findings, _step_findings, _memory_findings, _task_findings),
+        *(_sparse_findings, _graph_findings),
     )
     return [line for make in makers for line in make(rows)]
 
@@ -288,11 +289,44 @@ def _load_findings(rows: list[Row]) -> list[str]:
         most = max(row["load"] for row in rows if "load" in row)
         sentences.append(
             f"Other programs ran beside the part{'s' * (len(busy) > 1)} {_named(busy)} of this experiment (load "
-            f"average up to {most:.0f}). They disturbed the times and the ratios of times, but neither losses nor "
-            f"memory."
+            f"average up to {most:.0f}). So the times and the ratios of times there are not reliable. Other programs "
+            f"do not change losses and memory."
         )
     if unknown:
-        sentences.append(f"The load of the machine was not recorded for the parts {_named(unknown)}.")
+        sentences.append(
+            f"The load of the machine was not recorded for the parts {_named(unknown)}. Other programs may have "
+            f"disturbed the times of these parts."
+        )
+    return sentences
+
+
+def _unusable_findings(rows: list[Row]) -> list[str]:
+    """The times that other times prove wrong: of steps that one thread speeds up, and of rounds that differ much."""
+    sentences, slower, uneven = [], [], []
+    for group in curve_groups(rows):
+        all_cores, alone = group[SDPA], group.get(f"{SDPA}, one thread")
+        if alone and alone["seconds"] < all_cores["seconds"]:
+            where = f"n {alone['n']:,}, {TYPES[alone['dtype']]}"
+            slower.append(f"{alone['seconds']:.2f} s instead of {all_cores['seconds']:.2f} s ({where})")
+    if slower:
+        sentences.append(
+            f"The times of the part `curves` are not usable, because a step with {SDPA} takes less time on one thread "
+            f"than on all cores: {', '.join(slower)}."
+        )
+    for row in rows:
+        rounds = row.get("seconds")
+        if not isinstance(rounds, dict):
+            continue
+        name, times = max(rounds.items(), key=lambda item: max(item[1]) / min(item[1]))
+        if max(times) > UNEVEN * min(times):
+            where = f"`{row['part']}`, {row.get('kind', 'step')}, n {row['n']:,}"
+            where += f", {TYPES[row['dtype']]}" if "dtype" in row else ""
+            uneven.append(f"{where} ({name}: {min(times):.2f} to {max(times):.2f} s)")
+    if uneven:
+        sentences.append(
+            f"These times are not usable, because two rounds of the same attention differ by more than a factor of "
+            f"{UNEVEN}: {'; '.join(uneven)}."
+        )
     return sentences
 
 
@@ -376,10 +410,11 @@ def _sparse_findings(rows: list[Row]) -> list[str]:
         return []
     row, sparse = max(steps, key=lambda step: step["n"]), f"{REDBLUE}, block-sparse"
     over = {base: median_speedup(row["seconds"], sparse, f"{base}, dense") for base in (REDBLUE, SDPA)}
+    rounds = len(row["seconds"][sparse])
     return [
-        f"At n {row['n']:,}, a block-sparse step ({row['density']['block-sparse']:.1%} of the pairs) is "
-        f"{over[REDBLUE]:.1f} times as fast as `redblue`'s dense step, and {over[SDPA]:.1f} times as fast as PyTorch's "
-        f"dense step."
+        f"At n {row['n']:,} ({rounds} round{'s' * (rounds > 1)}), a block-sparse step "
+        f"({row['density']['block-sparse']:.1%} of the pairs) is {over[REDBLUE]:.1f} times as fast as `redblue`'s "
+        f"dense step, and {over[SDPA]:.1f} times as fast as PyTorch's dense step."
     ]
 
 
