@@ -29,13 +29,14 @@ setup: $(VENV)/dev.stamp ## install everything into .venv; repeat after a change
 report: $(VENV)/redblue.stamp ## write the report on this machine and a few GPUs, as one HTML page
 	$(BIN)/redblue report
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal -n 2
 
 test: setup $(VENV)/peers.stamp ## run the fast tests, including those against PyTorch and transformers
 	$(PYTEST) -m "not thorough" --hypothesis-profile=quick
 
+# Three processes, because many of these tests wait for other processes or for a timeout.
 test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail
-	$(PYTEST) -m thorough
+	$(PYTEST) -n 3 -m thorough
 
 test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all their examples
 	$(PYTEST)

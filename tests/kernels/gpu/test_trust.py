@@ -142,7 +142,7 @@ def masks_with_unattended_keys():
 @pytest.mark.parametrize("name", masks_with_unattended_keys())
 def test_keys_that_no_query_attends_may_hold_nan(name, options):
     mask = masks_with_unattended_keys()[name]
-    q, k, v, bias = normal(2, 2, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
+    q, k, v, bias = normal(2, 1, 21, 5), normal(2, 1, 40, 5), normal(2, 1, 40, 4), normal(2, 1, 21, 40)
     dense = mask.to_dense(21, 40)
     attended = torch.from_numpy(dense.any(-2)).reshape(-1, 1, 40, 1).to(DEVICE)
     nan_k, nan_v = ((x.detach().where(attended, torch.nan)).requires_grad_() for x in (k, v))

@@ -48,14 +48,7 @@ def compiled(d, first, end):
 
 @pytest.mark.parametrize(
     ("d", "first", "end"),
-    [
-        thorough(64, None, None),
-        thorough(64, None, 1),
-        thorough(128, None, None),
-        thorough(128, -1000, 1),
-        thorough(256, None, 1),
-        thorough(256, -1000, 1),
-    ],
+    [thorough(64, None, None), thorough(128, -1000, 1), thorough(256, None, 1)],
 )
 def test_products_run_beside_exponentials(d, first, end):
     fit, planned_bytes, sass = compiled(d, first, end)
