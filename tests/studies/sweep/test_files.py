@@ -127,7 +127,9 @@ def test_files_that_hold_no_rows_are_refused(name, make, says, tmp_path, expecte
         sweep.read(path)
 
 
-@pytest.mark.parametrize(("columns", "says"), [({"n": [64]}, "lacks n_q"), ({"n_q": ["64"]}, "n_q must be a whole")])
+@pytest.mark.parametrize(
+    ("columns", "says"), [({"n": [64]}, "lacks the columns n_q"), ({"n_q": ["64"]}, "n_q must be a whole")]
+)
 def test_parquet_of_something_else_is_refused(columns, says, tmp_path):
     pytest.importorskip("pyarrow", reason="Parquet is NOT tested: pip install 'redblue[parquet]'")
     import pyarrow
