@@ -215,9 +215,8 @@ def _options_of(case: Case) -> dict[str, Any]:
 
 
 def _worker() -> None:
-    """Set up a worker: low priority, no reaction to Ctrl-C (the parent handles it), and an end with the parent."""
+    """Set up a worker: no reaction to Ctrl-C (the parent handles it), and an end with the parent."""
     os.environ.pop("TRITON_INTERPRET", None)
-    os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
