@@ -53,12 +53,9 @@ PAGE = 16  # keys
 # The cases that tests compile; they cover every kind of architecture and every regime
 SPREAD = (
     ("sm_75", 64, "float16", ""),
-    ("sm_75", 512, "float16", ""),
     ("sm_80", 128, "bfloat16", ""),
     ("sm_80", 192, "float16", ""),
-    ("sm_86", 256, "float16", ""),
     ("sm_89", 576, "bfloat16", ""),
-    ("sm_90", 80, "float16", ""),
     ("sm_90", 512, "bfloat16", ""),
     ("sm_100", 1024, "float16", ""),
     ("sm_120", 40, "float32", ""),
