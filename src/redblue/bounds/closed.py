@@ -2,8 +2,8 @@
 
 docs/lab/theory.md, Theorems 1, 2, 4, 6 and 7. A computation is cut into phases. A phase touches at most W words that
 were not computed in it, which limits the number of its steps. Most functions here return a lower bound of the number
-of phases for one W; `best` converts these numbers to charges. A charge is a load, or an output sum that begins in the
-cache without a load.
+of phases for one W, which is their parameter `reach`; `best` converts these numbers to charges. A charge is a load, or
+an output sum that begins in the cache without a load.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ class Curve:
     def mean_words(self, mean: float, most: float) -> float:
         """The least average of words per process, if processes work on `mean` pairs on average and at most on `most`.
 
-        This is the value of the largest convex function below `words` on 0 .. most. A line through the ends of whole
-        streams is below every concave piece, and the last line ends at the point of `most`.
+        This is the value at `mean` of the largest convex function below `words` on 0 .. most. That function is
+        piecewise linear. Its corners are the end of the free pairs, the ends of the first and of the last whole stream,
+        and `most`. Between the two ends of streams it is one line, because every whole stream costs the same.
         """
         start, span = min(most, self._start), self.pairs - self.free
         if mean <= start or span <= 0:
@@ -133,7 +134,8 @@ def rectangles(process: Sizes, tokens: bool, same: bool) -> Lack:
     held = (process.held_rows, process.held_keys) if tokens else (0, 0)
     missing = (held[0] * held[1] - process.held_rows * (process.held_keys + 1) // 2) if same and tokens else 0
     a, b = process.row_words, process.key_words
-    # A limit that is reached before a r = b c would make the function convex there, so it is dropped: see one_side.
+    # A limit on the rows or keys that is reached before a r = b c would make the function convex there. Such a limit is
+    # dropped here; one_side bounds the words by each limit alone.
     max_rows = max(process.rows, held[0]) if a * process.rows >= b * held[1] else math.inf
     max_keys = max(process.keys, held[1]) if b * process.keys >= a * held[0] else math.inf
 

@@ -58,7 +58,7 @@ def even(direction: str, d: int, d_v: int) -> list[Weights]:
 
 
 def candidates(direction: str, d: int, d_v: int, words: int) -> list[Weights]:
-    """Return weights to try (any weights are valid): from the nearest row of the certified table, and even ones."""
+    """Return weights to try (any weights are valid): those of the nearest row of the certified table, and of `even`."""
 
     def distance(row: dict[str, float]) -> float:
         sizes = (row["xi"] / d, row["xi_v"] / d_v)

@@ -29,7 +29,7 @@ CONSUMERS = {"forward": 0, "backward": 2, "recomputed": 2, "gradient_x": 1}
 ROUNDING = 1 + 1e-6  # far above the rounding errors of float64 here, even in the root of a difference
 TINY = 1e-300
 CORNERS = tuple(itertools.product((False, True), repeat=4))
-# Multipliers of stores to try, as in Dual: of all stores, and the parts for products from P and from dS.
+# Multipliers of stores to try: the fields (stored, p_fee, ds_fee) of Dual.
 NO_FEE = (0, 0, 0)
 FEES_FORWARD = [NO_FEE, *((stored, p, 0) for stored in (0.33, 0.67, 1) for p in (0, 0.33, 0.67, 1))]
 FEES_BOTH = [NO_FEE, (0.5, 0.5, 0.5), *((1, p, ds) for ds in (0, 0.5, 1) for p in (0, 0.5, 1))]
@@ -96,10 +96,11 @@ class PhaseProblem:
                 )
 
     def supply(self, x: Point, by: Point) -> Pairs:
-        """Return the numbers of pairs whose P, and whose dS, is available at x: computed from inputs, or kept.
+        """Return the numbers of pairs whose P, and whose dS, is available at x: computed from inputs, or supplied.
 
-        dS is kept, or needs complete dP and an available P, so the smaller of the two numbers counts. The point `by`
-        decides which one is taken; the result is then convex in each single variable for every x.
+        A dS that is not supplied is computed from an available P and from a dP whose row and key are complete. The
+        smaller of the numbers of these two kinds of pairs limits such dS. The point `by` decides which of the two
+        numbers is taken, so that the result is convex in each single variable for every x.
         """
         whole, dp = (x.alpha / self.xi) ** 2, (x.beta / self.xi_v) ** 2
         fewer = np.where((by.alpha / self.xi) ** 2 + by.t1 <= (by.beta / self.xi_v) ** 2, whole + x.t1, dp)

@@ -261,8 +261,8 @@ ORDER_ONLY = (
         "forward",
         "n_q (d + d_v) + n_k (d + d_v)",
         "not known",
-        "order only; attention up to an additive error; the trivial bound, a proof and its condition are Theorem 9 of "
-        "docs/lab/theory.md; the paper has more, for each regime",
+        "order only; attention up to an additive error; Theorem 9 of docs/lab/theory.md proves this trivial bound, "
+        "under a condition; the paper also states a bound for each regime",
         "Papp, Sobczyk & Zouzias 2026 (arXiv 2605.23751), abstract",
         False,
         formulas.inputs_and_outputs,

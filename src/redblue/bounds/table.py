@@ -39,8 +39,9 @@ def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _values(direction: str, d: int, d_v: int) -> int:
-    """Return the number that xi_v^2 divides in the reach of a row: d_v^2, or d d_v in gradient_x with d_v > d.
+    """Return the numerator of the second term of a row's W: d_v^2, or d d_v in gradient_x with d_v > d.
 
+    A row is valid up to W = min(d^2 / xi^2, numerator / xi_v^2) words, as phase_loads explains.
     In gradient_x, V = A3 Y is computed, so d words of A3 can replace d_v words of V: a word of V counts d / d_v.
     """
     return d * d_v if direction == "gradient_x" and d_v > d else d_v**2

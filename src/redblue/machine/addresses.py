@@ -14,9 +14,10 @@ SCRATCH_LINES = 2**20  # lines of the scratch area: more than any cache holds, a
 
 
 class Allocation:
-    """Words in memory. base: address of the first word. strides: words from one index to the next, per axis.
+    """The memory of one array or tile. base: address of the first word. strides: words between neighbours, per axis.
 
-    scratch: range of lines of the scratch area; None in slow memory. block: all words, as `block` describes them.
+    scratch: range of lines of the scratch area; None in slow memory. block: the result of the function block() for all
+    words.
     """
 
     __slots__ = ("base", "block", "scratch", "shape", "strides")

@@ -47,9 +47,10 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Sums:
-    """The result of a reduction on which each word depends.
+    """For each word of a value, the result of one reduction that the word depends on.
 
-    row: the row of the reduction, or NONE. start: the node that the chain of this sum starts from, or NONE.
+    row: the row of the reduction that gives this result; NONE if the word depends on no result. start: the node that
+    the chain of this sum starts from, or NONE.
     """
 
     reduction: Reduction

@@ -18,8 +18,8 @@ from redblue.machine.errors import MachineError
 from redblue.machine.numeric import Numeric
 
 PRIME = 2**31 - 1  # the largest prime below 2^31
-# A product of matrices splits one factor at this bit: 2^16 products of a word with a half of 16 bits sum to less than
-# 2^63, the range of int64, for words below 2^31.
+# Words are below 2^31. A matrix product splits the words of one factor at this bit, into halves of at most 16 bits. The
+# sum of 2^16 products of a word and a half is then below 2^63, so int64 holds it.
 LOW_BITS = 16
 
 

@@ -214,9 +214,9 @@ def caches_of(memory: Memory) -> tuple[CacheLevel, ...]:
     """Return the caches of a machine in the catalogue, nearest first, until a level's lines or ways are unknown.
 
     Levels beyond an unknown level cannot be simulated, because the accesses that reach them are not known: graviton2
-    gives L1d and L2, but not L3. Levels before the first cache, such as registers, are skipped: they have no lines and
-    ways, and their names are none of a cache. A level that several cores share has its whole capacity, as for one core
-    that runs alone.
+    gives L1d and L2, but not L3. Levels before the first cache, such as registers, are skipped: the catalogue states no
+    lines and no ways for them, and they do not have the name of a cache. A level that several cores share has its whole
+    capacity, as for one core that runs alone.
     Raises RedblueError if no level is left, as for scratchpads and for a nearest cache of unknown ways.
     """
     caches = []

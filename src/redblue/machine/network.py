@@ -53,11 +53,11 @@ class Network(ABC):
 
     @property
     def here(self) -> Iterable[int]:
-        """The processes that this machine carries out; programs may leave out the work of others."""
+        """The processes whose work this machine does; a program may skip the work of all other processes."""
         return range(self.processes)
 
     def involves(self, source: int, target: int) -> bool:
-        """Whether this machine carries out one of the processes; programs may leave out messages between others."""
+        """Whether this machine does the work of the source or the target; a program may skip all other messages."""
         return True
 
     @abstractmethod
@@ -161,7 +161,7 @@ class CountingNetwork(Network):
                 self.held[process] -= shape.words
 
     def check_outputs(self, outputs: Iterable[tuple[int, Name, int]]) -> None:
-        """Raise NotStored unless each (process, name, rows) holds that many rows of the block."""
+        """Raise NotStored unless, for each (process, name, rows), the process holds `rows` rows of the block `name`."""
         for process, name, rows in outputs:
             block = self.blocks[process].get(name)
             if block is None or len(block.rows) != rows:

@@ -20,8 +20,9 @@ from redblue.masks import Mask
 from redblue.pebble.graph import Builder, Graph, GraphError
 
 ACCUMULATE = ("fma", "products")
-# Measured while a graph is built, in which a label and the numbers of a node's parents are Python objects.
-NODE_BYTES, EDGE_BYTES, SECONDS = 180, 55, 0.4e-6  # per node, per edge; per node or edge
+# Memory per node and per edge, and time per node or edge, as measured. During the building of a graph, a label and the
+# numbers of a node's parents are Python objects.
+NODE_BYTES, EDGE_BYTES, SECONDS = 180, 55, 0.4e-6
 
 
 @checked_arguments

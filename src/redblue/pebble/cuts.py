@@ -16,10 +16,10 @@ ROUNDING = 1e-6  # safety margin, relative and absolute; far above the error of 
 def wavefront(graph: Graph, red: int, rules: Rules) -> tuple[int, str]:
     """Return the words that every game stores and loads again, and the label of the node that proves it ("" if none).
 
-    A computed value is alive while one of its children is not computed yet; it must then be red or stored. Just after a
-    node has been computed, the words alive are at least a minimum cut between the node with its ancestors and the
-    descendants of the node, in every order. All but `red` of these words are stored, and loaded later. Inputs do not
-    count: they are in slow memory already. After Elango, Rastello, Pouchet, Ramanujam, Sadayappan, SPAA 2014.
+    A computed value is alive while one of its children is not computed yet; it must then be red or stored. In every
+    order, the words alive just after a node has been computed are at least a minimum cut. The cut separates the node
+    and its ancestors from the node's descendants. All but `red` of these words are stored, and loaded later. Inputs do
+    not count: they are in slow memory already. After Elango, Rastello, Pouchet, Ramanujam, Sadayappan, SPAA 2014.
     """
     inner = np.flatnonzero((graph.in_degree > 0) & (graph.out_degree > 0))
     best, label = 0, ""

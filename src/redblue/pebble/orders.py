@@ -55,8 +55,8 @@ def depth_first(graph: Graph, needed: np.ndarray) -> np.ndarray:
     return np.array(order, np.int64)
 
 
-def siblings(graph: Graph) -> np.ndarray:
-    """Lowest parent of each node, (n,), or the node itself if it has none. Nodes that share parents sort together."""
+def lowest_parents(graph: Graph) -> np.ndarray:
+    """Lowest parent of each node, (n,), or the node itself if it has none: a sort key that puts siblings together."""
     first = np.arange(graph.n)
     np.minimum.at(first, graph.heads, graph.parents)
     return first
@@ -113,7 +113,7 @@ def in_bands(graph: Graph, needed: np.ndarray, late: np.ndarray, levels: int, lo
         component[find(v)] = find(p)
     nodes = np.flatnonzero(needed)
     root = np.array([find(v) for v in nodes.tolist()], np.int64)
-    return nodes[np.lexsort((nodes, siblings(graph)[nodes], late[nodes], root, band[nodes]))]
+    return nodes[np.lexsort((nodes, lowest_parents(graph)[nodes], late[nodes], root, band[nodes]))]
 
 
 def below_hubs(graph: Graph) -> np.ndarray:
@@ -129,7 +129,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
     """Yield the name of a tiling and its order: part after part and, in each part, tile after tile of its outputs."""
     outputs = [_outputs(graph, part) for part in parts]
     reaches = [_inputs_of(graph, part, own) for part, own in zip(parts, outputs, strict=True)]
-    first_parent, plain = siblings(graph), [lateness(graph, part) for part in parts]
+    first_parent, plain = lowest_parents(graph), [lateness(graph, part) for part in parts]
     chained = [gathered(graph, part, late) for part, late in zip(parts, plain, strict=True)]
     sizes = sorted({a * b for a, b in product(TILE_EDGES, TILE_EDGES) if a * b <= red})
     variants = [("", plain)]

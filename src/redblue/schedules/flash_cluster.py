@@ -21,13 +21,13 @@ from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, with
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, online_softmax, store_rows
 
-BLOCKS = 2  # blocks of a cluster: the fewest that can share, since every block holds a copy
+BLOCKS = 2  # thread blocks of a cluster: the fewest that can share loads; each further one takes memory for its copy
 
 
 class ForwardTiles(NamedTuple):
     rows: Any  # queries of one block, which stay
     cols: Any  # keys and values that stream by together
-    cluster: Any = BLOCKS  # blocks
+    cluster: Any = BLOCKS  # thread blocks of a cluster
 
 
 ForwardTiles.SMALLEST = {"cluster": BLOCKS}  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_BLOCKS = 1 << 20  # blocks of rows that are counted one by one
 SHORT_EDGES = 1 << 9  # under a mask, the search tries the smallest SHORT_EDGES numbers of rows, and as many larger ones
 OTHER_EDGES = 16  # numbers of rows that are tried under a mask that is neither full nor a band
-OTHER_BLOCKS = 1 << 12  # a number of rows is tried there only if it gives at most this many blocks of rows
+OTHER_BLOCKS = 1 << 12  # under such a mask, a number of rows is tried only if it gives at most this many blocks of rows
 
 
 class Kept(Generic[T]):
@@ -89,10 +89,11 @@ def loaded_cols(pairs: Pairs, rows: Any, cols: int, keep: Any) -> Any:
 
 
 class _Line(NamedTuple):
-    """The column blocks that row block b attends under a band, apart from the ends of the axis.
+    """Linear formulas for the column blocks that row blocks attend under a band.
 
-    The first of them has the number floor((step b + first) / divisor). The last column block that row block b - 1
-    attends has the number floor((step b + end) / divisor) - 1. last: the last row block whose first column exists.
+    Row block b attends column blocks from number floor((step b + first) / divisor) on. Row block b - 1 attends column
+    blocks up to number floor((step b + end) / divisor) - 1. The formulas ignore the ends of the axis: a number may be
+    negative, or beyond the last column block. last: the last row block whose first column exists.
     """
 
     step: Any
@@ -116,10 +117,11 @@ def _line(band: Band, transposed: bool, rows: Any, cols: int) -> _Line:
 def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple[Any, Any]:
     """Count the column blocks that are not loaded again, and how often the last block of the axis is among them.
 
-    blocks: the numbers of row blocks and of column blocks. When row block b starts, min(limit, end - first) of the
-    column blocks that it attends are in the cache. `first` is the first column block of row block b, and `end` is one
-    more than the last column block of row block b - 1. Both are rounded-down lines of the same slope, so their
-    difference takes two neighbouring values, except at row blocks that reach an end of the axis.
+    blocks: the numbers of row blocks and of column blocks. `first` is the first column block of row block b, and `end`
+    is one more than the last column block of row block b - 1. When row block b starts, min(limit, end - first) of its
+    column blocks are in the cache: the count is the sum of this minimum over b. By _Line, `first` and `end` are linear
+    in b with the same slope, rounded down, and clipped to 0 .. total. Where neither is clipped, their difference takes
+    only two neighbouring values.
     """
     total, (step, divisor, low, high, last) = blocks[1], line
     stop = larger(1, smaller(blocks[0], last + 1))
@@ -131,18 +133,19 @@ def _saved_under_band(blocks: tuple[Any, int], line: _Line, limit: Any) -> tuple
     def summed(offset: int, start: Any, end: Any) -> Any:
         return floor_sum(end - start, divisor, step, start * step + offset)
 
-    leaves, meets = reaching(low, 1), reaching(high, total)  # first > 0 from `leaves`; end = total from `meets`
+    # `first` is above 0 from row block `leaves` on; `end` equals `total` from row block `meets` on.
+    leaves, meets = reaching(low, 1), reaching(high, total)
     both, either = larger(leaves, meets), smaller(leaves, meets)
-    # Before `leaves`, `end` grows from 0; once it equals the total, all blocks are in the cache.
+    # Before `leaves`, `first` is 0 and the minimum is min(limit, end). It is `limit` from row block `fills` on.
     begins, fills = smaller(reaching(high, 1), either), smaller(reaching(high, limit), either)
     saved = summed(high, begins, fills) + limit * (either - fills) + limit * larger(0, leaves - meets)
-    # Between `leaves` and `meets`, the difference is one of two neighbours.
+    # From `leaves` to `meets`, if `leaves` comes first, end - first takes only two neighbouring values.
     few = 1 * ((high - low) // divisor < limit)  # else at least `limit` blocks are in the cache
     positive = 1 * (high >= low)
     inner = summed(high, leaves, both) - summed(low, leaves, both)
     between = 1 * (meets > leaves)
     saved = saved + between * (few * positive * inner + (1 - few) * limit * (meets - leaves))
-    # After both, `first` grows to the total.
+    # After `leaves` and `meets`, `end` equals `total`, and `first` grows up to `total`.
     ends = clip(reaching(low, total - limit + 1), both, stop)
     saved = saved + limit * (ends - both) + total * (stop - ends) - summed(low, ends, stop)
     return saved, stop - meets

@@ -46,7 +46,8 @@ def cost_of(p: PagedProblem, t: Tiles, parts: list[Part]) -> Cost:
 class Blocks(NamedTuple):
     """Blocks of rows of a part, grouped by the keys that they attend: arrays of equal length.
 
-    times: number of blocks. rows: their rows. low, high: the keys that they attend, low .. high - 1.
+    times: number of blocks of a group. rows: rows of all blocks of the group together. low, high: each block of the
+    group attends the keys low .. high - 1.
     """
 
     times: np.ndarray
@@ -109,12 +110,12 @@ def _walk_peak(p: PagedProblem, t: Tiles, part: Part, of_part: Blocks) -> int:
 
 
 def _merge_peak(p: PagedProblem, t: Tiles, merged: list[int]) -> int:
-    """Return the most words that a merge holds. merged: rows of each sequence with partial results."""
+    """Return the most words that a merge holds. merged: number of rows of each sequence with partial results."""
     return min(t.rows, max(merged, default=0)) * (2 * p.d_v + 3)
 
 
 def _merged(p: PagedProblem, parts: list[Part]) -> list[int]:
-    """Return the rows of each sequence with partial results."""
+    """Return the number of rows of each sequence with partial results."""
     rows = rows_of(p)
     return [len(rows[b]) for b in {b for part in parts if part.partials is not None for b in part.node.members}]
 

@@ -42,8 +42,8 @@ def shared_nodes(
     some of the sequences that share a node may share the next one. The remaining keys of a sequence are a node of its
     own. Sequences without queries are in no node; a sequence without keys has a node without keys.
 
-    prefix_pages: None finds the shared runs; 0 shares none; otherwise all sequences share this number of first pages,
-    or fewer if not all of their queries attend them, and nothing else.
+    prefix_pages: None: find the shared runs. 0: share nothing. Any other number: all sequences share this many pages at
+    their beginning, and nothing else; they share fewer pages if some query does not attend all of these.
     """
     page, table = problem.page, problem.table
     limits = [0 if prefix_pages == 0 else keys // page for keys in problem.shareable]  # pages

@@ -45,7 +45,7 @@ def score_cost(pairs: Pairs, features: int, rows: Any, cols: Any, depth: int, re
 
 
 def score_cost_of(sums: TileSums, features: int, peak: Any, resident: bool) -> Cost:
-    """Return the same cost from the sums over the tiles, which take most of the time to compute."""
+    """Return the cost that score_cost returns, for given sums over the tiles: computing them takes most of the time."""
     streamed = sums.cols if resident else sums.rows + sums.cols
     return Cost(features * streamed, 0, peak, 2 * features * sums.area)
 

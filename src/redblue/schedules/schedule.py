@@ -54,7 +54,7 @@ PRODUCED = {
 
 
 MAX_AXIS = 2**27  # length of an axis: beyond it the tile search would take seconds
-MIN_SHORTENED = 2**13  # a problem with fewer rows could have other tiles than the long problem
+MIN_SHORTENED = 2**13  # a long problem is not shortened below this length: its best tiles could then differ
 MAX_PRODUCT = 2**58  # n_q n_k d, or n d d: beyond it the tile search could overflow 64-bit integers
 
 
@@ -105,8 +105,9 @@ class Pass:
     """One direction of a schedule, for one stream (see Problem.one_stream and PagedProblem.one_stream).
 
     run(machine, problem, tiles, *arrays): the program; its parameter names select the arrays (see SHAPES).
-    tile_type: a NamedTuple of tile edges. The tiles that hold the fewest words have edges of 1 or whole axes; the
-    attribute SMALLEST names the edges for which this is not so. cost(problem, tiles): the closed form.
+    tile_type: a NamedTuple of tile edges. In the tiles that hold the fewest words, an edge in WHOLE spans its axis and
+    any other edge is as short as allowed; the attribute SMALLEST of tile_type gives the lengths of all exceptions.
+    cost(problem, tiles): the closed form.
     search(problem, words, multiple): the tiles that move the fewest words, as a tile_type of integers; None if no tiles
     fit. multiple: the number that each edge must be a multiple of, unless the edge spans its whole array. Default: the
     search over a grid of edges (`search_grid`), for which `cost` must take arrays of edges.

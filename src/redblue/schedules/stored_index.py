@@ -96,7 +96,7 @@ class StoredIndex:
             loaded[name].append(self.held.read())
         if any(not isinstance(data, np.ndarray) for parts in loaded.values() for data in parts):
             return pairs.cols_of(rows)
-        # Adjacent words of a part belong to consecutive rows.
+        # A part of a two-dimensional array is one column of words: one word per row.
         words = {
             name: np.concatenate([np.zeros(0, self.arrays[side][name].dtype), *(data.ravel() for data in parts)])
             for name, parts in loaded.items()

@@ -159,12 +159,12 @@ def cost(p: Problem, t: Tiles) -> Cost:
 
 def peak(p: Problem, t: Tiles) -> int:
     """Return the most words held, by an output-stationary tile with two slices, a sum of blocks, or the softmax."""
-    half = 2**t.levels
+    cuts = 2**t.levels  # parts into which the recursion cuts every axis
     tile = max(
         r * c + r + c
         for r, c in (
-            (smaller(t.rows, p.n_q // half), smaller(t.cols, p.n_k // half)),
-            (smaller(t.rows, p.n_q // half), smaller(t.cols, p.d_v // half)),
+            (smaller(t.rows, p.n_q // cuts), smaller(t.cols, p.n_k // cuts)),
+            (smaller(t.rows, p.n_q // cuts), smaller(t.cols, p.d_v // cuts)),
         )
     )
     sums = max(4 * min(t.width, max(p.n_k, p.d) // 2), 3 * min(t.width, p.d_v // 2)) if t.levels else 0

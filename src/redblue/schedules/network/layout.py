@@ -73,10 +73,11 @@ WHOLE = -1
 class Layout:
     """A problem on a grid.
 
-    queries, keys: the placements of the two sequences. travel: the route of keys to a process of a grid with several
-    rows: "ring", from the previous row, one unit after another; "direct", from their owners, one unit after another;
-    "gather", from their owners, all at once, and they stay. per_head: a mask with planes for batch entries and heads
-    that replaces the problem's mask.
+    queries, keys: the placements of the two sequences. per_head: a mask with planes for batch entries and heads that
+    replaces the problem's mask. travel: the way in which the keys of other rows of the grid reach a process.
+        "ring": the process of the previous row passes them on, one unit after another.
+        "direct": their owners send them, one unit after another.
+        "gather": their owners send them all at once, and they stay.
 
     Raises RedblueError if the heads cannot be divided into the parts, and for the direction gradient_x.
     """
@@ -139,7 +140,7 @@ class Layout:
         return self.grid.node((row - step) % self.grid.rows, col)
 
     def own_queries(self, process: int) -> list[tuple[int, ...]]:
-        """The units of queries of the process's node: one."""
+        """The one unit of queries of the process's node, as a list like that of other_queries."""
         row, col, _ = self.grid.place(process)
         return [self.grid.node(row, col)]
 

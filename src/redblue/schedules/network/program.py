@@ -76,7 +76,11 @@ def backward(net: Network, c: Layout) -> None:
 
 
 def _phases(c: Layout, step: int) -> Iterator[tuple[bool, bool]]:
-    """(whether the queries are of the process's own node, whether this is the last step), in order."""
+    """Yield the two phases of a step in order, each as (own, last).
+
+    own: whether the phase computes with the queries of the process's own node, or with those of the other nodes of its
+    row. last: whether this is the last step.
+    """
     last = step == c.steps - 1
     for own in (False, True) if last and step else (True, False):
         yield own, last
