@@ -160,8 +160,8 @@ def version_in(header: str) -> tuple[int, int]:
 def handler(compute: Callable[[Call], None], version: tuple[int, int]) -> Any:
     """A C function for jax.ffi.pycapsule that calls `compute`. It must be kept as long as XLA may call it.
 
-    XLA gets an exception as an error of the call, with its message. version: the version of XLA's interface, which
-    older versions of XLA do not pass when they ask for the handler's version.
+    XLA gets an exception as an error of the call, with its message. version: the version of XLA's interface in the
+    installed header. The handler reports it to older versions of XLA, which do not pass their own version.
     """
 
     def handle(frame: Any) -> int | None:
@@ -206,7 +206,7 @@ class Calls:
             self._running.discard(thread)
 
     def finish(self) -> None:
-        """Refuse new calls, which ends the functions that make them, and wait until XLA makes no more calls."""
+        """Refuse new calls, which ends XLA's functions with an error, and wait until XLA makes no more calls."""
         self._closed = True
         while self._running or time.monotonic() - self._last < QUIET_SECONDS:
             time.sleep(QUIET_SECONDS / 10)

@@ -136,7 +136,7 @@ class NumpyCall:
         self.flat = all(x.ndim == 2 for x in (q, k, v))  # one head
         self.shapes = q.shape, k.shape, v.shape
         q, k, v = (x[None] if x.ndim == 2 else x for x in (q, k, v))
-        if per_head(options.mask):  # the kernels take one mask per key head
+        if per_head(options.mask):  # the kernels take one mask per key head, so copy k and v for every query head
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)

@@ -88,7 +88,8 @@ def merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any
     """Attention on all keys, from the results on two parts of them: (out, lse).
 
     out_a, out_b: (..., d_v), of one shape and type. lse_a, lse_b: their log-sum-exps, of out's shape without d_v.
-    (`attention_paged` gives this shape; transpose the lse of `attention` and `attention_varlen`, or their out.)
+    `attention` and `attention_paged` return lse in this shape; the lse of `attention_varlen` must be transposed. The
+    results of `attention` have heads before queries, the results of the other two functions after queries.
     A part without keys has out 0 and lse -inf. Sinks may be in one part only.
 
     Returns out, of the shape and type of out_a, and lse. With a = exp(lse_a) and b = exp(lse_b), out is

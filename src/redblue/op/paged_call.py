@@ -88,7 +88,8 @@ def _sizes(batch: int, longest: int, q: tuple[int, ...], k: tuple[int, ...], v: 
 def check_cache(arrays: Mapping[str, Any]) -> list[Any]:
     """The arrays; arrays of other libraries are converted to NumPy.
 
-    Raises RedblueError unless they are of one kind and type, dense, without gradients, and caches of four dimensions.
+    Raises RedblueError unless all are tensors or all are arrays, of one type and device, dense and without gradients.
+    Also raises RedblueError for arrays whose shapes do not fit each other.
     """
     arrays = {name: x if api.is_torch(x) else api.as_numpy(name, x) for name, x in arrays.items()}
     for name, x in arrays.items():

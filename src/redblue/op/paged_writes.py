@@ -94,28 +94,28 @@ def check_apart(
     keys, values = _memory(k_pages), _memory(v_pages)
     if not np.shares_memory(keys, values):
         return
-    new_keys, new_values = (_places(x, pages, rows) for x in (keys, values))
+    new_keys, new_values = (_ranges(x, pages, rows) for x in (keys, values))
     if _meet(new_keys, new_values):
         raise RedblueError(f"{_APART}, but new values would share memory with new keys: give separate caches")
     for name, new, others, cache in (("values", new_values, "keys", keys), ("keys", new_keys, "values", values)):
         near = _pages_at(cache, new, sequences.table)
         count = _held_rows(near, sequences, lengths)[near]
         held_rows = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        if _meet(_places(cache, np.repeat(near, count), held_rows), new):
+        if _meet(_ranges(cache, np.repeat(near, count), held_rows), new):
             raise RedblueError(f"{_APART}, but new {name} would overwrite {others} of a sequence: give a copy")
 
 
 _APART = "v_pages must be columns of k_pages or have separate memory"
 
 
-class _Places(NamedTuple):
+class _Ranges(NamedTuple):
     """Ranges of memory: their first addresses, and the bytes of each."""
 
     begin: np.ndarray
     size: int
 
 
-def _meet(a: _Places, b: _Places) -> bool:
+def _meet(a: _Ranges, b: _Ranges) -> bool:
     """Whether a range of a overlaps a range of b. The ranges of a do not overlap each other."""
     begin = np.sort(a.begin)
     last = np.searchsorted(begin, b.begin + b.size) - 1  # the last range of a that begins before the range of b ends
@@ -124,24 +124,24 @@ def _meet(a: _Places, b: _Places) -> bool:
     return bool(((last >= 0) & (begin[np.maximum(last, 0)] + a.size > b.begin)).any())
 
 
-def _pages_at(x: np.ndarray, places: _Places, table: np.ndarray) -> np.ndarray:
-    """The pages of a cache that may overlap these places, ascending; all pages of the table if pages interleave."""
+def _pages_at(x: np.ndarray, ranges: _Ranges, table: np.ndarray) -> np.ndarray:
+    """The pages of a cache that may overlap these ranges, ascending; all pages of the table if pages interleave."""
     within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
     low, extent = x.ctypes.data + sum(min(0, offset) for offset in within), sum(map(abs, within)) + x.itemsize
     if extent > x.strides[0]:
         pages = np.unique(table)
     else:
-        pages = np.unique((np.concatenate([places.begin, places.begin + places.size - 1]) - low) // x.strides[0])
+        pages = np.unique((np.concatenate([ranges.begin, ranges.begin + ranges.size - 1]) - low) // x.strides[0])
     return pages[(pages >= 0) & (pages < len(x))]
 
 
-def _places(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Places:
+def _ranges(x: np.ndarray, pages: np.ndarray, rows: np.ndarray) -> _Ranges:
     """The memory of these rows of these pages in a cache."""
     begin = x.ctypes.data + pages * x.strides[0] + rows * x.strides[1]
     begin = begin[:, None] + np.arange(x.shape[2]) * x.strides[2]
     if x.strides[3] == x.itemsize:
-        return _Places(begin.ravel(), x.shape[3] * x.itemsize)
-    return _Places((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
+        return _Ranges(begin.ravel(), x.shape[3] * x.itemsize)
+    return _Ranges((begin[..., None] + np.arange(x.shape[3]) * x.strides[3]).ravel(), x.itemsize)
 
 
 def copies_outside(new: tuple[Any, Any], caches: tuple[Any, Any]) -> list[Any]:

@@ -112,7 +112,7 @@ def packed_calls(
         single = end - first == 1
         own["mask"] = mask if single else documents(lengths[first:end], key_lengths[first:end], mask)
         own.update({name: options[name][first] for name in of_sequences})
-        if i and isinstance(seed, (int, np.integer)):  # the call refuses any other seed
+        if i and isinstance(seed, (int, np.integer)):  # None stays None; `attention` refuses other types
             own["seed"] = int(seed) + i
         queries = slice(int(starts[first]), int(starts[end]))
         calls.append(PackedCall(queries, slice(int(key_starts[first]), int(key_starts[end])), own))
@@ -147,7 +147,7 @@ def _row_per_sequence(name: str, x: Any, sequences: int) -> bool:
 
 
 def _aligned(lengths: np.ndarray, key_lengths: np.ndarray, separate: bool) -> list[tuple[int, int]]:
-    """(first, end) of groups of consecutive sequences in which the kernel computes the right distances.
+    """(first, end) of groups of consecutive sequences in which the kernel computes the correct distances.
 
     The kernel aligns the last query of its array with its last key. This also aligns the last query of a sequence with
     the sequence's last key if as many queries as keys follow the sequence. separate: one group for each sequence.

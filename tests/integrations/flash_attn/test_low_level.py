@@ -147,7 +147,7 @@ def test_nothing_records_gradients():
 def test_dropout_without_the_seed_is_refused():
     q = normal(1, 3, 2, 8, seed=0)
     out, lse, *_ = low_level._flash_attn_forward(q, q, q, *options(share=0.5), False)
-    with pytest.raises(RedblueError, match="rng_state must be the forward pass's if dropout_p is above 0"):
+    with pytest.raises(RedblueError, match="rng_state must be the result of the forward pass if dropout_p is above 0"):
         low_level._flash_attn_backward(out, q, q, q, out, lse, None, None, None, *options(share=0.5), False)
 
 

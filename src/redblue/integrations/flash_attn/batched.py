@@ -62,7 +62,7 @@ def flash_attn_func(
 def s_dmask(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     """S_dmask for q and k of shape (batch, heads, n, d)."""
     if not options["dropout"]:
-        return probabilities.none_of(q)
+        return probabilities.empty(q)
     return probabilities.rounded_up(probabilities.signed(q, k, options))
 
 

@@ -26,8 +26,8 @@ FLASH_ATTN_VERSION = f"2.8.3+redblue.{__version__}"
 def _in_16_bits(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Restrict the backward pass to the types of flash-attn, because its callers fail silently with other types.
 
-    ring-flash-attn and yunchang assume that `buffer.to(torch.float32)` is a copy, but a float32 buffer is returned
-    itself.
+    ring-flash-attn and yunchang assume that `buffer.to(torch.float32)` is a copy, but for a float32 buffer it is the
+    buffer itself.
     """
     signature = inspect.signature(backward)
 

@@ -52,7 +52,7 @@ def _flash_attn_forward(
     with torch.no_grad():
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out, lse = attention(q, k, v, return_lse=True, **options)
-        probabilities_of_pairs = s_dmask(q, k, options) if return_softmax else probabilities.none_of(q)
+        probabilities_of_pairs = s_dmask(q, k, options) if return_softmax else probabilities.empty(q)
     return out.transpose(1, 2), lse, probabilities_of_pairs, rng_state
 
 
@@ -119,8 +119,8 @@ def _flash_attn_varlen_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, softmax_lse, S_dmask, rng_state) of packed sequences; softmax_lse is (H, total_q).
 
-    seqused_k: the number of used keys of each sequence. leftpad_k: the number of these that are left out at the
-    beginning. zero_tensors changes nothing: all rows are written.
+    seqused_k: the number of used keys of each sequence. leftpad_k: the number of keys at the beginning of
+    each sequence that are left out. zero_tensors changes nothing: all rows are written.
     """
     check_flag("return_softmax", return_softmax)
     check_flag("zero_tensors", zero_tensors)
@@ -131,7 +131,7 @@ def _flash_attn_varlen_forward(
     )
     sides = window_size_left, window_size_right
     options, rng_state = _with_seed(q, options_of(dropout_p, softmax_scale, causal, sides, softcap, alibi_slopes))
-    probabilities_of_pairs = probabilities.none_of(q)
+    probabilities_of_pairs = probabilities.empty(q)
     with torch.no_grad():
         k, v = sequences.keys.packed(k), sequences.keys.packed(v)
         out, lse = packed.forward(q, k, v, sequences, options)
@@ -218,8 +218,8 @@ def _seed_of(dropout: float, rng_state: Any) -> int | None:
         return None
     if rng_state is None:
         raise RedblueError(
-            "rng_state must be the forward pass's if dropout_p is above 0, got None: another state drops other "
-            "probabilities"
+            "rng_state must be the result of the forward pass if dropout_p is above 0, got None: another state "
+            "drops different probabilities"
         )
     return whole_number("rng_state[0]", rng_state[0], -math.inf, math.inf)
 

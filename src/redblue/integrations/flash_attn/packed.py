@@ -127,7 +127,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, options: Any)
 def s_dmask(q: Tensor, k: Tensor, sequences: Sequences, options: Any) -> Tensor:
     """S_dmask (sequences, H, n_q, n_k) of packed sequences; n_q and n_k are the longest lengths, rounded up."""
     if not options["dropout"]:
-        return probabilities.none_of(q)
+        return probabilities.empty(q)
     lengths, key_lengths, starts, key_starts = sequences.lengths, sequences.keys.lengths, *sequences.starts
     result = probabilities.rounded_up(q.new_zeros(len(lengths), q.shape[1], *sequences.longest))
     for call in sequences.calls(options):

@@ -46,7 +46,7 @@ class KeyRows:
     ) -> None:
         self.whole_lengths = whole_lengths = sequence_lengths("cu_seqlens_k", cu_seqlens_k)
         self.total = int(whole_lengths.sum())
-        self.block_table = None
+        self.pages = None
         self._in_place = block_table is None and seqused_k is None and leftpad_k is None
         if self._in_place:  # the checks below have nothing to change or to refuse
             self.lengths = whole_lengths
@@ -64,7 +64,7 @@ class KeyRows:
         if block_table is None:
             check_rows("k", k.shape[0], whole_lengths)
         else:
-            self.block_table = Pages(k, block_table, ends, of_lengths)
+            self.pages = Pages(k, block_table, ends, of_lengths)
 
     def packed(self, x: Tensor) -> Tensor:
         """The keys' rows of k or v, sequences concatenated; a view if the rows have this order already."""
@@ -73,8 +73,8 @@ class KeyRows:
         sequences = np.repeat(np.arange(len(self.lengths)), self.lengths)
         within = np.arange(len(sequences)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
         positions = within + self.firsts[sequences]
-        if self.block_table is not None:
-            return self.block_table.rows(x, sequences, positions)
+        if self.pages is not None:
+            return self.pages.rows(x, sequences, positions)
         starts = np.cumsum(self.whole_lengths) - self.whole_lengths
         return x[torch.from_numpy(starts[sequences] + positions).to(x.device)]
 

@@ -15,7 +15,7 @@ ROUNDED = 128  # FlashAttention rounds the numbers of queries and keys up to a m
 COLUMNS = 2048  # keys whose probabilities one call computes
 
 
-def none_of(q: Tensor) -> Tensor:
+def empty(q: Tensor) -> Tensor:
     """The S_dmask of a call without dropout, which is an empty tensor as in FlashAttention."""
     return q.new_empty(0)
 

@@ -50,7 +50,7 @@ def _routed(choose: Callable[..., None], name: str) -> Callable[..., None]:
     def switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         # ROUTED is still set if the construction of an earlier manager failed
         if model.config._attn_implementation in (name, ROUTED) and model.device.type == "cpu":
-            # `set_attn_implementation` would look on the hub for kernels of names with "flash"
+            # Not by `set_attn_implementation`, which would look for ROUTED on the hub, because of "flash"
             model.config._attn_implementation = ROUTED
             self._original_attn_impl = name  # which the manager restores when it stops
         choose(self, model, *args, **kwargs)

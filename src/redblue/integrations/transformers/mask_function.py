@@ -37,12 +37,12 @@ def redblue_mask(
 ) -> Tensor | None:
     """The mask of a forward pass, for all layers that share it. It has the signature of transformers' mask functions.
 
-    The result is a MaskTensor, with two exceptions:
+    The result is a MaskTensor, with two kinds of exceptions:
     - With allow_is_bidirectional_skip, the result is None if every query attends every key.
-    - In three cases, the result is transformers' own mask for "sdpa", a plain tensor or None; or that for "eager", if
-      the model's code supports floating masks only. The cases are a single query (a step of generation), which needs
-      one number per key; a graph that is being captured; and a small mask other than a window, whose rule would cost
-      more than it saves.
+    - For a single query, in a graph that is being captured, and for a small mask other than a window, the result is
+      transformers' own mask for "sdpa": a plain tensor or None. Models that support floating masks only get the mask
+      for "eager". (A single query, which is a step of generation, needs only one number per key. Making the rule of a
+      small mask costs more than the rule saves.)
     """
     floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
@@ -61,7 +61,7 @@ def redblue_mask(
     if q_length == 1 or is_captured(attention_mask, q_offset):
         return plain(**others)
     shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
-    if recognised.is_causal(mask_function):  # omit keys after the last query: caches of a fixed size have such
+    if recognised.is_causal(mask_function):  # omit keys after the last query: unused rows of a cache of fixed size
         used = min(used, max(0, q_first + q_length - kv_offset))
     padding = _padding(attention_mask, batch_size, kv_offset, used)
     place = recognised.Place(batch_size, q_length, used, q_first, kv_offset)

@@ -102,7 +102,7 @@ def paged_forward(
         group.update(k, v, module.layer_idx, write[:0], write)  # without rows to read, it only writes
     else:
         append_paged(layer.k, layer.v, *views, step.table, step.past, step.starts)
-    out = _with_one_new_token(layer, several) if in_rings else _from_pages(layer)
+    out = _from_rings(layer, several) if in_rings else _from_pages(layer)
     if len(q) > total:
         out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, len(q) - total))
     return out.unsqueeze(0).contiguous(), None
@@ -167,7 +167,8 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
     q, k, v = (x[_rows(step, chosen)] for x in (layer.q, layer.k, layer.v))
     starts = np.append(0, np.cumsum(queries[chosen]))
     out, lse = attention_varlen(q, k, v, starts, mask=layer.mask, return_lse=True, **layer.options)
-    k_pages, v_pages = (x.flatten(0, 1).unsqueeze(1) for x in (layer.k_pages, layer.v_pages))  # of one token
+    # Every token is a page of its own, because the rows of a ring are in any order
+    k_pages, v_pages = (x.flatten(0, 1).unsqueeze(1) for x in (layer.k_pages, layer.v_pages))
     options = layer.options | {"sinks": None}  # the part on the new keys includes the sinks
     assert layer.window is not None
     for b, first in zip(np.flatnonzero(chosen), starts.tolist(), strict=False):
@@ -184,8 +185,11 @@ def _several_new_tokens(layer: Layer) -> Tensor | None:
     return out
 
 
-def _with_one_new_token(layer: Layer, several: Tensor | None) -> Tensor:
-    """The outputs of all sequences: `several` for sequences with several new tokens; for the others, from the rings."""
+def _from_rings(layer: Layer, several: Tensor | None) -> Tensor:
+    """The outputs of all sequences, whose keys lie in rings.
+
+    several: the outputs of the sequences with several new tokens.
+    """
     step, queries = layer.step, layer.step.queries
     has_one = queries == 1
     rows = _rows(step, has_one)

@@ -63,9 +63,8 @@ def _ring(places: np.ndarray, page: int) -> np.ndarray:
     A single query attends all keys of its ring, so that their order does not matter.
     """
     pages, rows = places // page, places % page
-    full = pages[
-        rows == len(places) % page
-    ]  # a page that is not full ends before this row; all other pages have this row
+    # The page that is not full ends before row len(places) % page; all other pages have a key in that row
+    full = pages[rows == len(places) % page]
     return np.append(full, np.setdiff1d(pages[rows == 0], full))
 
 

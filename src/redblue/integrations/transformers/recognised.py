@@ -28,8 +28,9 @@ class Unknown(Exception):
 class Place(NamedTuple):
     """The queries and keys of a call, by their positions in the sequence.
 
-    q_first, k_first: the positions of the first query and of the first key. documents: (batch, n) the number of each
-    token's document, if mask functions get `positions` that restart in each document.
+    q_first, k_first: the positions of the first query and of the first key. documents: (batch, n), the number of each
+    token's document; None if the sequence is one document. positions: (batch, n), the positions that mask functions
+    get, if they restart in each document; None if they count from q_first and k_first.
     """
 
     batch: int
@@ -68,7 +69,10 @@ def parameters(function: Callable) -> dict[str, Any]:
 
 
 def is_causal(function: Callable) -> bool:
-    """Whether no query attends a key after itself, by the function's outermost structure."""
+    """Whether the function is the causal mask function, or a conjunction with it.
+
+    Other functions may be causal, too.
+    """
     code = getattr(function, "__code__", None)
     if code is masking_utils.causal_mask_function.__code__:
         return True

@@ -11,7 +11,10 @@ from redblue.base.errors import RedblueError
 
 
 def selected_keys(indices: Tensor, attention_mask: Tensor | None, n_k: int) -> Tensor:
-    """Boolean (batch, 1, n_q, n_k): the mask without keys that a query's indices (batch, n_q, count) do not select."""
+    """attention_mask restricted to the keys that each query's indices (batch, n_q, count) select: (batch, 1, n_q, n_k).
+
+    The result is boolean, unless attention_mask is floating.
+    """
     if indices.dim() != 3:
         raise RedblueError(f"indices must be (batch, queries, keys of a query), got {tuple(indices.shape)}")
     chosen = indices.new_zeros((*indices.shape[:2], n_k), dtype=torch.bool)
@@ -20,8 +23,9 @@ def selected_keys(indices: Tensor, attention_mask: Tensor | None, n_k: int) -> T
 
 
 def selected_blocks(module: Any, blocks: Tensor, attention_mask: Tensor | None, n_k: int, heads: int) -> Tensor:
-    """Boolean (batch, heads, n_q, n_k): the mask without the blocks of keys that are not selected.
+    """attention_mask restricted to the selected blocks of keys: (batch, heads, n_q, n_k).
 
+    The result is boolean, unless attention_mask is floating.
     blocks (batch, groups of heads, n_q, count): numbers of blocks; -1 selects no block.
     """
     size = getattr(getattr(module, "indexer", None), "block_size", None)

@@ -40,7 +40,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
     if plain and arrays:
         options = _with_boolean_bias_as_mask(options, (*q.shape[:-1], k.shape[-2]))
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
-        # The kernels take one mask per key head
+        # The kernels take one mask per key head, so copy k and v for every query head
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     mask = options.mask  # held while its name is in use
     if mask is not None or options.schedule == "gather":

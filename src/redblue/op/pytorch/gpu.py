@@ -31,7 +31,7 @@ from redblue.op.pytorch.masks import mask_named
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Compute ops.forward on a GPU: the output and the log-sum-exp of each row."""
     call = layouts.known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), layouts.forms(options))
-    out = q.new_empty_strided(*call.out[layouts.inside(q)])
+    out = q.new_empty_strided(*call.out[layouts.layout_index(q)])
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
@@ -56,8 +56,8 @@ def backward(
     layouts.check_outputs(call, dout, dlse, out, lse)
     if options.seed is not None:
         check_gradients_with_dropout()
-    inside = layouts.inside
-    dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    layout_index = layouts.layout_index
+    dq, dk, dv = (x.new_empty_strided(*two[layout_index(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
     bias = options.bias if bias_grad else None
     dbias = q.new_zeros((0,) if bias is None else bias.shape, dtype=call.sums)

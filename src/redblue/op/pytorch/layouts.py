@@ -55,8 +55,8 @@ class Read(NamedTuple):
 class Call(NamedTuple):
     """The facts about a call that follow from its shapes and types.
 
-    q, k, v, out: the two dense layouts that the tensor or its gradient may get. `inside` returns the index (0 or 1) of
-    the layout that a tensor has.
+    q, k, v, out: the two dense layouts that the tensor or its gradient may get. `layout_index` returns the index (0 or
+    1) of the layout that a tensor has.
     """
 
     sizes: Sizes
@@ -143,7 +143,7 @@ def _layouts(shape: Any) -> tuple[Layout, Layout]:
     return (tuple(shape), dense_strides(shape)), (tuple(shape), dense_strides(shape, inside))
 
 
-def inside(x: Tensor) -> int:
+def layout_index(x: Tensor) -> int:
     """The index of the tensor's layout in Call: 1 if memory holds all heads of a position together, else 0.
 
     Outputs and gradients get the layout of the tensor that they belong to, as in PyTorch's kernels. Then joining the

@@ -33,8 +33,8 @@ from redblue.op.pytorch.layouts import (
     check_outputs,
     expanded_arrays,
     forms,
-    inside,
     known_call,
+    layout_index,
 )
 from redblue.op.pytorch.masks import mask_named
 
@@ -149,7 +149,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     if _substitute is not None:
         return _substitute.forward(q, k, v, options)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
-    layout = call.out[inside(q)]
+    layout = call.out[layout_index(q)]
     out = q.new_empty_strided(*layout)
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if out.numel():
@@ -183,7 +183,7 @@ def backward(
         return _substitute.backward(dout, dlse, q, k, v, out, lse, options, bias_grad)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     check_outputs(call, dout, dlse, out, lse)
-    dq, dk, dv = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    dq, dk, dv = (x.new_empty_strided(*two[layout_index(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     delta = q.new_empty(lse.shape, dtype=call.sums)
     dbias = _bias_gradient(q, call, options, bias_grad)
     if not out.numel():
@@ -234,7 +234,7 @@ def _flat_backward(run: Any, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     call = call_of(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
-    return q.new_empty_strided(*call.out[inside(q)]), q.new_empty_strided(*call.lse, dtype=call.sums)
+    return q.new_empty_strided(*call.out[layout_index(q)]), q.new_empty_strided(*call.lse, dtype=call.sums)
 
 
 def _fake_backward(
@@ -250,7 +250,7 @@ def _fake_backward(
 ) -> tuple[Tensor, ...]:
     call = call_of(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     check_outputs(call, dout, dlse, out, lse)
-    gradients = (x.new_empty_strided(*two[inside(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
+    gradients = (x.new_empty_strided(*two[layout_index(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
     return *gradients, _bias_gradient(q, call, options, bias_grad), q.new_empty(lse.shape, dtype=call.sums)
 
 

@@ -47,7 +47,7 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
         try:
             if len(q) and q.shape[1]:
                 _run(task, _placed(call, task))
-        except Unplanned as failure:  # raised before the first launch, since all calls have the same smallest tiles
+        except Unplanned as failure:  # raised before the first launch: all classes have the same smallest tiles
             warnings.warn(f"{failure}; the keys and values of each sequence are gathered instead", stacklevel=4)
             return None
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])

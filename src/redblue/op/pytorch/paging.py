@@ -1,4 +1,4 @@
-"""The keys of packed sequences that a cache holds: its used part, or pages of it."""
+"""Copies of the keys and values that packed sequences use: rows of one tensor, or rows of pages."""
 
 from __future__ import annotations
 

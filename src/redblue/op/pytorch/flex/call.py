@@ -43,7 +43,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, score_mod: Any, block_mask: Any,
         raise RedblueError("score_mod cannot be traced inside torch.func: call loss.backward(), or give no score_mod")
     if score_mod is not None and sharding.has_distributed((q, k, v)):
         raise RedblueError(
-            "score_mod is for tensors of one process, not for DTensors: call redblue.attention, whose bias may be one"
+            "score_mod is for tensors of one process, not for DTensors: call redblue.attention with a DTensor as bias"
         )
     device = q.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):

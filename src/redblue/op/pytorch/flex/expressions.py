@@ -54,7 +54,7 @@ def value_of(expression: Any) -> Any:
 
 
 def apply(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Expression:
-    """The expression of an operator on expressions. It is computed at once if it depends on nothing."""
+    """The expression of an operator on expressions; its value if it depends on no argument of score_mod."""
     names = frozenset[str]().union(*(names_of(x) for x in tree_leaves((args, kwargs))))
     value = op(*tree_map(value_of, args), **tree_map(value_of, kwargs))
     return Node(op, args, kwargs, value, names) if names else value
@@ -123,7 +123,7 @@ def _text(x: Any, depth: int) -> str:
     if name == "index" or x.op is operator.getitem:
         return f"{parts[0]}[{parts[1].strip('[]')}]"
     if name in _INFIX and len(parts) == 2:
-        sides = (f"({side})" if _is_sum(part) else side for part, side in zip(x.args, parts, strict=True))
+        sides = (f"({side})" if _needs_parentheses(part) else side for part, side in zip(x.args, parts, strict=True))
         return f" {_INFIX[name]} ".join(sides if name not in ("add",) else parts)
     if name == "rsub":
         return f"{parts[1]} - {parts[0]}"
@@ -134,12 +134,12 @@ def _text(x: Any, depth: int) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-def _is_sum(x: Any) -> bool:
+def _needs_parentheses(x: Any) -> bool:
     return isinstance(x, Node) and not isinstance(x.op, str) and name_of(x.op) in (*_INFIX, "rsub", "neg")
 
 
 def name_of(op: Any) -> str:
-    """The operator's name without its namespace, if it is PyTorch's own, and without its overload."""
+    """The operator's name without its overload, and without its namespace if that is aten, PyTorch's own."""
     if op is operator.getitem:
         return "getitem"
     space, _, name = str(op.name()).partition("::")

@@ -16,7 +16,7 @@ MAX_NUMBER = 1 << 22  # limit of a Line's numbers: larger sums could be rounded 
 
 @dataclass(frozen=True)
 class Line:
-    """The whole number q q_idx + kv kv_idx + constant."""
+    """The whole number q * q_idx + kv * kv_idx + constant."""
 
     q: int = 0
     kv: int = 0

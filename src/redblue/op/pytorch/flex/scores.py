@@ -46,7 +46,7 @@ class Scores:
 
     @property
     def softcap(self) -> tuple[float, float] | None:
-        """(softcap, factor): x = factor score becomes softcap tanh(x / softcap). None without softcap."""
+        """(softcap, factor): cap tanh(number score) equals softcap tanh(factor score / softcap). None without cap."""
         return (abs(self.cap), self.cap * self.number) if self.cap else None
 
     def times(self, factor: Expression) -> Scores:
@@ -66,7 +66,7 @@ class Scores:
         return replace(self, number=self.number * number, terms=terms)
 
     def plus(self, term: Expression, times: float = 1) -> Scores:
-        """These scores plus `times` a term."""
+        """These scores plus the product of a term and the number `times`."""
         parts = _terms(term)
         if times != 1:
             parts = [multiplied(self._converted(part), times) for part in parts]
@@ -274,7 +274,7 @@ _STEPS: dict[str, Callable[[Node, list[Any]], Scores]] = {
 
 
 def promoted(x: Expression, dtype: torch.dtype) -> Expression:
-    """An expression in a type of PyTorch's, unless its own type is wider. PyTorch's operators begin with this step."""
+    """The expression converted to `dtype` unless its own type is wider, as PyTorch's operators convert arguments."""
     if isinstance(x, (int, float)):
         return x
     own = value_of(x).dtype
