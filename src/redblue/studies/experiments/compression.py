@@ -231,7 +231,7 @@ words do not depend on the data, as two runs on random inputs confirm. The colum
   words of the phase's message, for the decoded phase with the largest ratio. Let s_1 ≥ s_2 ≥ ... be the numbers of the
   phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. The numbers of scores for each
   query give a second value in the same way. The larger of the two values is used.
-- *Loads / bound*: the bound is that of Theorem 4 with its best phases, which are longer than M.
+- *Loads / bound*: the bound is that of Theorem 4 for phases of the length that gives the largest bound.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums
 for each level of recursion), over output-stationary tiles. Between the two products, the softmax reads S twice and

@@ -235,7 +235,7 @@ EXPERIMENT = Experiment(
 The words are planned (`plan`), not measured. Each layer of the models of the catalogue (`redblue models`) has a plan
 for each boundary of the machines of the catalogue (`redblue memories`). A ratio is the words of a plan, divided by the
 lower bound. The words of a plan are the closed form of its schedule, which equals the count of a run. The bound is that
-of `lower_bound` for the whole capacity M.
+of `lower_bound` for the whole capacity M. A word has 16 bits, because the models use float16 or bfloat16.
 
 - *Gradient by X*: the gradient with respect to X, where the scores are A1 X A2ᵀ (arXiv 2410.09397). It is planned for
   layers in which each query head has a key head of its own.
@@ -243,8 +243,8 @@ of `lower_bound` for the whole capacity M.
 - *Problem*: rows x keys of one stream. The query heads that share keys are rows of the same stream. "d 192 / 128" means
   the head dimension 192 for queries and keys, and 128 for values. "Window 127 back" means that each query attends its
   own key and the 127 keys before it.
-- *Goals*: this project set them before the schedules for shapes of [few blocks](../lab/theory.md#few-blocks-derived)
-  were written.
+- *Goals*: this project set them before it had schedules for problems with only [a few blocks of rows or
+  keys](../lab/theory.md#few-blocks-derived).
 
 Besides the schedule, three effects raise a ratio:
 

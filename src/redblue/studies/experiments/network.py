@@ -250,14 +250,15 @@ Counted, not measured, with n = {COMMON["n"]:,} (causal {PANELS["one head, causa
   share of the tokens of all heads. The bound for balanced work also assumes that all processes compute equally many
   pairs; the bound for any work does not.
 - *M*: the most words that a process holds.
-- *Bound by phases*: the bound for processes that hold at most M words. A dash means that this bound is 0.
+- *Bound by phases*: the bound for processes that hold at most M words. In the last table, a dash means that this bound
+  is 0. In the first table, a dash means that the schedule cannot use P processes.
 
 In the forward pass, a square mesh meets the bound for one head. In the backward pass, a grid meets the
 bound if it has 3 parts of the rows for every 4 parts of the keys. No grid of the tables has this ratio, so `mesh` moves
 slightly more words than the bound.
 
-With a causal mask, the bound assumes that the rows of a process attend all of its keys, except for the pairs above the
-diagonal among the tokens that the process holds at the start. No known schedule divides the triangle of attended pairs
-in this way, so every schedule moves more words than the bound.
+With a causal mask, the bound leaves out the pairs above the diagonal only among the tokens that a process holds at the
+start. All other rows and keys of a process count as if every row attended every key. No known schedule divides the
+triangle of attended pairs in this way, so every schedule moves more words than the bound.
 """,
 )

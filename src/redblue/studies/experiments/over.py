@@ -192,7 +192,8 @@ The kernel moves more words than counted for these reasons:
 - *Code*: lines of code pass through the simulated cache and evict data, as they do in a real L2. They matter most in
   the smallest caches: 1,024 words are 64 lines. The last finding gives their number.
 - *Sets*: rows of K lie d words apart, as users store them. If d is a power of two, these rows share few sets of an L1d.
-  `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P would also share
-  few sets, so the kernels separate them by one slice of padding. In the forward pass with d = 32 and n = 512, in
-  an L1d of 48 KiB, `hybrid` moved 2.9 times its count without this padding, and moves 1.5 times its count with it.
+  `small_cache` reads slices of K in place, and so moves many more words from d = 128 on. Panels of P (a few rows with
+  all keys) would also share few sets if their size were a multiple of 2048 bytes, so the kernels pad these panels by a
+  few keys. In the forward pass with d = 32 and n = 512, in an L1d of 48 KiB, `hybrid` moved 2.9 times its count without
+  this padding, and moves 1.5 times its count with it.
 """

@@ -246,9 +246,10 @@ measured.
 The runs are forward passes with a full mask, one head and float32, in one level of write-back LRU cache with lines of
 64 bytes. A store that overwrites a whole line does not read the line first. Tile edges are multiples of {LINE_WORDS}
 words, except the rows of `flash`. All traffic between the cache and the next level is counted, including dead tiles
-that are written back. The last five columns of the first two tables are layouts:
+that are written back. Of the last five columns of the first two tables, the first is a fully associative cache, and
+the others are layouts of the arrays:
 
-- **{FULL}**: the same capacity and lines in one set; rows lie side by side
+- **{FULL}**: a cache with the same capacity and line size, but with one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}
 
 Tiles are chosen for 2/{SHARES}, 3/{SHARES} ... of the capacity. The *share* is the part of the capacity that these
@@ -277,11 +278,12 @@ cache of this capacity moves exactly the counted words, plus the dead tiles that
 traffic jumps instead of growing slowly. For this reason, tiles for a full cache can move several times the counted
 words, while tiles for a part of the cache move only the counted words.
 
-With dense rows and at most 5 % more words, no schedule can use less of a cache than `hybrid`, in any cache of the first
-table. `hybrid` keeps rows of Q and uses one slice of their features at a time. So a whole score tile, its spilled P and
-c rows of K pass through the cache between two uses of a row. `hybrid` also stores its row maxima as columns, which take
-a line for each word. In other columns, other schedules can lose more: in a fully associative cache, with at most 5 %
-more words, `small_cache` has the smallest share at 48 KiB, and `flash` in L2.
+With dense rows and at most 5 % more words, `hybrid` has the smallest usable share in every cache of the first table. In
+two of these caches, another schedule has the same share. `hybrid` keeps rows of Q and uses one slice of their features
+at a time. So a whole score tile, its spilled P and c rows of K pass through the cache between two uses of a row.
+`hybrid` also stores its row maxima as columns, which take a line for each word. In other columns, other schedules can
+have a smaller share: in a fully associative cache, with at most 5 % more words, `small_cache` has the smallest share at
+48 KiB, and `flash` in L2.
 
 **Sets.** Rows that lie a power of two apart fall into few sets. With {PITCH_WORDS} words between rows, all rows of q
 begin in the same set of an L1d, and a tile with more rows than the cache has ways cannot stay. Padding each row, or

@@ -173,6 +173,9 @@ neighbouring regime.
 No theorem applies there, because the formulas of the theorems give fewer words than are needed (FlashAttention's
 formula holds for d ≤ M ≤ n d).
 
+*Gradient by X*: the gradient with respect to X, where the scores are A1 X A2ᵀ. The listed theorems of arXiv 2410.09397
+are about this gradient.
+
 [heads](heads.md) shows the regimes of several heads that run at once.
 """,
 )

@@ -174,8 +174,9 @@ def findings(rows: list[Row]) -> list[str]:
     if below:
         least = min(below, key=lambda row: row["words"] / row["family_form_words"])
         sentences.append(
-            f"The family's form is the published bound for a family of inputs, without its constant. It is no bound "
-            f"for a single mask: {len(below)} of {len(best)} masks move fewer words. `{least['mask']}` moves "
+            f"The family's form is the formula of a published bound for a family of inputs, without the bound's "
+            f"unknown constant. This formula is no bound for a single mask: {len(below)} of {len(best)} masks move "
+            f"fewer words than the formula gives. `{least['mask']}` moves "
             f"{least['words'] / least['family_form_words']:.2f} times the words of the family's form."
         )
     sentences.append(
@@ -212,8 +213,9 @@ schedule with the fewest words.
   bound from the number of the mask's pairs, and the phase bound from the number of pairs that a given number of the
   mask's rows and columns can cover ([theory](../lab/theory.md), Theorem 5).
 - *Family's form*: min(Z_in² / M, Z_in √Z_QK / √M), the bound of arXiv 2410.09397, Theorem 4.5, without its constant.
-  The theorem is about the worst input with the given numbers of nonzero entries, so a structured mask may move fewer
-  words.
+  Z_in is the number of nonzero entries of Q, K and V, and Z_QK the number of nonzero scores. Here, Z_in counts the
+  entries of the rows and keys with attended pairs, and Z_QK counts the attended pairs. The theorem is about the worst
+  input with the given Z_in and Z_QK, so a structured mask may move fewer words.
 
 `redblue sparse` compares all schedules and formats on one mask.
 """,

@@ -93,9 +93,12 @@ rounds.
 *Padded*: each document is padded to the longest document of the batch, with a mask of keys. *Packed*: all documents are
 in one row, with a mask of documents (a boolean matrix for PyTorch's SDPA). The losses are equal up to rounding.
 
-**`tasks`** trains two layers with d_model 128 and redblue's attention. The tasks are ListOps with its brackets,
-Pathfinder as pixels, and *text*: the documents of the Brown corpus, byte by byte, are classified as informative or
-imaginative. The examples of the test are not used for training.
+**`tasks`** trains two layers with d_model 128 and redblue's attention. The examples of the test are not used for
+training.
+
+- *Listops* evaluates nested operations on digits. The closing brackets are tokens, too.
+- *Pathfinder* decides whether two marked points of an image lie on the same path. Each pixel is a token.
+- *Text* classifies documents of the Brown corpus as informative or imaginative. Each byte is a token.
 
 **`sparse`** times a step of one layer with d_model 256, 4 heads and fp32. The contenders take turns. *s/step* is
 the median of the rounds' times, and a speed-up is the median of the rounds' ratios. So a speed-up can differ from the
@@ -104,8 +107,8 @@ the blocks beside the diagonal, and the first row and column of blocks. *Window*
 density. FlexAttention has no gradients on CPUs, so only its forward pass is compared.
 
 **`context`** gives every context length the same tokens per step, the same budget of seconds and the same held-out
-text. A run measures its perplexity after a step, at most once per step, and always after its last step. So a run with
-long steps, as with `--quick` here, takes longer than its budget.
+text. A run measures its perplexity at several points of the budget, at most once per step, and ends with the last
+measurement. So a run with long steps, as with `--quick` here, takes longer than its budget.
 
 **`graph`** trains on the packages of Debian that have the most dependencies in either direction (apt-cache); each
 dependency is an edge. The model learns a package's section from its name and its neighbours. *Gather and scatter* is

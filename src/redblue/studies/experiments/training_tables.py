@@ -425,9 +425,9 @@ def _graph_findings(rows: list[Row]) -> list[str]:
         by_name = {row["contender"]: row for row in group}
         mine = by_name.pop(REDBLUE, None)
         if mine and by_name:
-            ratios = (f"{row['peak_bytes'] / mine['peak_bytes']:.1f} with {name}" for name, row in by_name.items())
-            sentences.append(
-                f"For the {mine['kind']} of {mine['n']:,} tokens, the peak memory divided by that of `redblue` is "
-                f"{' and '.join(ratios)}."
+            ratios = (
+                f"the peak memory of {name} is {row['peak_bytes'] / mine['peak_bytes']:.1f} times that of `redblue`"
+                for name, row in by_name.items()
             )
+            sentences.append(f"For the {mine['kind']} of {mine['n']:,} tokens, {', and '.join(ratios)}.")
     return sentences
