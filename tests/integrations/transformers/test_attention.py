@@ -228,6 +228,7 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
         (MASK[..., 1:], {}, "attention_mask must broadcast to .* got"),
         (MASK, {"position_bias": torch.zeros(1, H, NQ, NK + 1)}, "position_bias must broadcast to .* got"),
         (MASK, {"sinks": torch.zeros(H - 1)}, "sinks must broadcast to .* got"),
+        (None, {"is_causal": False, "sliding_window": NK - 1}, "sliding_window=.* needs an attention_mask"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
