@@ -111,7 +111,7 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
     lines += [
         "",
         "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
-        "registry, and this table cannot be extended. If the class runs with `sdpa`, it runs on redblue with",
+        "registry, and redblue does not extend this table. If the class runs with `sdpa`, it runs on redblue with",
         '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
         "",
         '"Errors" are the largest relative errors of redblue against eager. "inf" means that eager and redblue have',
