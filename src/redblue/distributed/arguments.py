@@ -178,7 +178,8 @@ def _as_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-STATIONARY = ("ring", "all_gather")  # schedules by which each process computes with its own queries
+# The schedules that do not move queries, and therefore no rows of a bias
+STATIONARY = tuple(name for name, schedule in network.SCHEDULES.items() if schedule.own_queries)
 
 
 def mesh_of(x: Any) -> Any:

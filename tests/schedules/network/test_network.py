@@ -142,6 +142,12 @@ def test_placements_hold_every_token_once(n):
         assert all((np.diff(own) > 0).all() for own in placement.positions)
 
 
+@pytest.mark.parametrize("name", network.SCHEDULES)
+def test_own_queries_says_whether_every_grid_keeps_them(name):
+    grids = network.SCHEDULES[name].grids(6)
+    assert network.SCHEDULES[name].own_queries == all(grid.head_parts == grid.cols == 1 for grid in grids)
+
+
 def test_refusals():
     with pytest.raises(UnknownName, match="unknown network schedule 'rings'"):
         network.layouts("rings", problem(), 2)

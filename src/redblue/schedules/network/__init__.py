@@ -18,13 +18,15 @@ from redblue.schedules.network.placement import PLACEMENTS, Placement, placement
 class NetworkSchedule(NamedTuple):
     """A family of grids, and the route of the keys on them.
 
-    source: paper, or the derivation. grids(processes): the shapes to choose from.
+    source: paper, or the derivation. grids(processes): the shapes to choose from. own_queries: on all of these
+    shapes, a process computes with its own queries only, for all heads.
     """
 
     title: str
     source: str
     travel: str
     grids: Callable[[int], list[Grid]]
+    own_queries: bool = False
 
 
 def _divisors(n: int) -> list[int]:
@@ -37,12 +39,14 @@ SCHEDULES = {
         "Liu, Zaharia, Abbeel, arXiv 2310.01889; in zigzag and striped placements Brandon et al., arXiv 2311.09431",
         "ring",
         lambda processes: [Grid(1, processes, 1)],
+        own_queries=True,
     ),
     "all_gather": NetworkSchedule(
         "every process receives all keys that it needs, before it computes",
         "context parallelism of Llama 3, arXiv 2407.21783, section 3.3.2",
         "gather",
         lambda processes: [Grid(1, processes, 1)],
+        own_queries=True,
     ),
     "head_parallel": NetworkSchedule(
         "processes exchange tokens for heads",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from redblue.machine.network import Message, Network
-from redblue.schedules.network.layout import WHOLE, Layout, Part
-
-ARRAYS = ("dk_sum", "dv_sum")
+from redblue.schedules.network.layout import KEY_SUMS, WHOLE, Layout, Part
 
 
 def move_key_sums(net: Network, c: Layout, step: int) -> None:
@@ -31,7 +29,7 @@ def _pass(net: Network, c: Layout, step: int) -> None:
         before, after = c.neighbour(p, -1), c.neighbour(p, 1)
         for shard in c.keys_at(p, step):
             rows = c.summed_keys(p, step, shard)
-            for array in ARRAYS:
+            for array in KEY_SUMS:
                 name = Part(array, shard, c.part(p), p)
                 if p in net.here and step > 1:
                     came = Part(array, shard, c.part(p), before)
@@ -41,7 +39,7 @@ def _pass(net: Network, c: Layout, step: int) -> None:
                     messages.append(Message(p, after, name, rows))
     net.exchange(messages)
     for p in net.here:
-        net.drop(p, [Part(array, shard, c.part(p), p) for shard in c.keys_at(p, step) for array in ARRAYS])
+        net.drop(p, [Part(array, shard, c.part(p), p) for shard in c.keys_at(p, step) for array in KEY_SUMS])
 
 
 def _finish_ring(net: Network, c: Layout) -> None:
@@ -53,7 +51,7 @@ def _finish_ring(net: Network, c: Layout) -> None:
             if not net.involves(p, shard):
                 continue
             rows = c.passed_keys(p, 0, shard)
-            for array in ARRAYS:
+            for array in KEY_SUMS:
                 name, came = Part(array, shard, c.part(p), p), Part(array, shard, c.part(p), before)
                 if p in net.here:
                     parts = {name: c.needed_keys(p, shard)}
@@ -79,13 +77,13 @@ def _send_home(net: Network, c: Layout, step: int) -> None:
             if shard == p or not net.involves(p, shard):
                 continue
             rows = c.needed_keys(p, shard)
-            for array in ARRAYS:
+            for array in KEY_SUMS:
                 name = Part(array, shard, c.part(p), p)
                 messages.append(Message(p, shard, _round(net, c, p, name, rows) if c.whole_keys else name, rows))
     net.exchange(messages)
     for p in net.here:
         others = [shard for shard in c.keys_at(p, step) if shard != p]
-        net.drop(p, [Part(array, shard, c.part(p), p) for shard in others for array in ARRAYS])
+        net.drop(p, [Part(array, shard, c.part(p), p) for shard in others for array in KEY_SUMS])
         if step:
             _add_arrived(net, c, p, step - 1)
 
@@ -124,7 +122,7 @@ def _add(net: Network, c: Layout, p: int, maker: int, rows: np.ndarray, rounded:
     """Add the partial dK and dV that process `maker` computed for the keys of process p."""
     if not len(rows):
         return
-    for array in ARRAYS:
+    for array in KEY_SUMS:
         total = Part(array, p, WHOLE)
         came = Part(array.removesuffix("_sum") if rounded else array, p, c.part(maker), maker)
         net.apply(p, "add", [total, came], {total: c.shape(total, c.all_rows(p, True))}, layout=c)

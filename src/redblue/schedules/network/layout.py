@@ -55,9 +55,9 @@ class Grid(NamedTuple):
 class Part(NamedTuple):
     """The name of a block: an array's rows of one shard, for one part of the heads.
 
-    array: "q", "k", ... shard: the process that owns the rows. part: the part of the query heads, or of the key heads
-    for k, v and their gradients; WHOLE for all heads. maker: the process that computed a partial result; WHOLE for a
-    whole result.
+    array: "q", "k", ... shard: the process that owns the rows. part: the part of the key heads for k and v, and of the
+    query heads for all other arrays, also for partial results of dk and dv; WHOLE for all heads. maker: the process
+    that computed a partial result; WHOLE for a whole result.
     """
 
     array: str
@@ -278,8 +278,9 @@ COLUMNS = {
     **dict.fromkeys(("out", "out_sum", "dout"), "d_v"),
     **dict.fromkeys(("lse", "delta", "dlse"), "1"),
 }
-KEY_ARRAYS = ("k", "v", "dk", "dv", "dk_sum", "dv_sum")
-SUMS = ("out_sum", "dq_sum", "dk_sum", "dv_sum", "lse", "delta", "dlse")
+KEY_SUMS = ("dk_sum", "dv_sum")
+KEY_ARRAYS = ("k", "v", "dk", "dv", *KEY_SUMS)
+SUMS = ("out_sum", "dq_sum", *KEY_SUMS, "lse", "delta", "dlse")
 
 
 def _together(placement: Placement, shards: Sequence[int]) -> np.ndarray:

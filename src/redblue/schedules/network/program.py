@@ -16,10 +16,9 @@ import numpy as np
 
 from redblue.machine.network import Message, Network, Shape
 from redblue.schedules.network.key_sums import finish_key_sums, move_key_sums
-from redblue.schedules.network.layout import WHOLE, Layout, Part
+from redblue.schedules.network.layout import KEY_SUMS, WHOLE, Layout, Part
 
 KEYS = ("k", "v")
-KEY_SUMS = ("dk_sum", "dv_sum")
 GRADIENTS = ("dq", "dk", "dv")
 
 
