@@ -30,10 +30,9 @@ from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, 
 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
-    *(standard, flash1, flash, flash_cluster, flash_onepass, flash_kept, gather, spilled_ds, hybrid, saha_ye),
-    small_cache,
-    *(gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged),
-)
+    standard, flash1, flash, flash_cluster, flash_onepass, flash_kept, gather, spilled_ds, hybrid, saha_ye, small_cache,
+    gradient_x, gradient_x_dp, gradient_x_hybrid, gradient_x_small, gradient_x_once, paged,
+)  # fmt: skip
 BUILT_IN = tuple(module.schedule.name for module in MODULES)
 SCHEDULES = {
     module.schedule.name: module.schedule for module in MODULES

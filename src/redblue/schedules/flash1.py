@@ -24,7 +24,7 @@ from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, exp, maximum
 from redblue.problem import Problem
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid
-from redblue.schedules.softmax import LOWEST, probabilities
+from redblue.schedules.softmax import LOWEST, divisor, probabilities
 
 
 class Tiles(NamedTuple):
@@ -53,7 +53,7 @@ def forward(
             out_i *= sum_i[:, None]
             out_i += (s @ v_j) * exp(tile_max - maximum(max_i, tile_max))[:, None]
             sum_i += s.sum(axis=1) * exp(tile_max - maximum(max_i, tile_max))
-            out_i /= maximum(sum_i, 1)[:, None]  # the sum is at least exp(0) = 1, or 0 before any key
+            out_i /= divisor(sum_i)[:, None]
             max_i[...] = maximum(max_i, tile_max)
             m.store(out[i], out_i)
             m.store(row_sum[i], sum_i)
@@ -105,7 +105,7 @@ def backward(
         for i in grid(m.cols_of(pairs.T, j), t.rows, problem.n_q):
             q_i, out_i, dout_i, dq_i = m.load(q[i]), m.load(out[i]), m.load(dout[i]), m.load(dq[i])
             sum_i, max_i = m.load(row_sum[i]), m.load(row_max[i])
-            p = m.new("p", probabilities(q_i @ k_j.T * scale, max_i) / maximum(sum_i, 1)[:, None])
+            p = m.new("p", probabilities(q_i @ k_j.T * scale, max_i) / divisor(sum_i)[:, None])
             if not m.holds(pairs, i, j):
                 p[...] = m.where(pairs, i, j, p, 0.0)
             dv_j += p.T @ dout_i

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 from redblue.base.integers import larger, smaller
 from redblue.machine import Machine, Slow
-from redblue.masks import Mask, Pairs
 from redblue.problem import Problem
 from redblue.schedules import flash
 from redblue.schedules.column_stationary import resident_edge
 from redblue.schedules.gradient_x import project, project_cost
 from redblue.schedules.gradient_x_small import resident_c
-from redblue.schedules.products import pair_product, pair_product_cost, pair_product_tiles
+from redblue.schedules.products import every_pair, pair_product, pair_product_cost, pair_product_tiles
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, within
 from redblue.schedules.search import cheapest, edges
 from redblue.schedules.softmax import probabilities
@@ -49,12 +48,7 @@ def gradient(
     dp, g = m.scratch("dp", (n_q, n_k)), m.scratch("g", (n_q, d))
     _write_dp(m, problem, t, v, out, e, dp)
     _sum_g(m, problem, t, q, a2, lse, dp, g)
-    pair_product(m, dx, a1.T, g, _all_of_a1(problem), t.dx_rows, t.dx_cols, t.depth)
-
-
-def _all_of_a1(problem: Problem) -> Pairs:
-    """Return the full mask on A1^T, which is the dense left factor of dX = A1^T G."""
-    return Mask.full().on(problem.d, problem.n_q)
+    pair_product(m, dx, a1.T, g, every_pair(problem.d, n_q), t.dx_rows, t.dx_cols, t.depth)
 
 
 def _write_dp(m: Machine, problem: Problem, t: Tiles, v: Slow, out: Slow, e: Slow, dp: Slow) -> None:
@@ -111,7 +105,7 @@ def gradient_cost(p: Problem, t: Tiles) -> Cost:
         + flash.forward_cost(p, flash.ForwardTiles(t.rows, t.cols))
         + _dp_cost(p, t.dp_rows, t.depth)
         + _g_cost(p, t.g_rows, t.depth)
-        + pair_product_cost(_all_of_a1(p), p.d, t.dx_rows, t.dx_cols, t.depth)
+        + pair_product_cost(every_pair(p.d, p.n_q), p.d, t.dx_rows, t.dx_cols, t.depth)
     )
 
 
@@ -123,7 +117,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Tiles
     forward = flash.forward_tiles(p, words, multiple)
     dp_rows = resident_edge(pairs, p.n_q, words, multiple["dp_rows"], lambda rows: _dp_cost(p, rows, depth))
     g_rows = resident_edge(pairs, p.n_q, words, multiple["g_rows"], lambda rows: _g_cost(p, rows, depth))
-    dx = pair_product_tiles(_all_of_a1(p), p.d, words, depth, multiple["dx_rows"], multiple["dx_cols"])
+    dx = pair_product_tiles(every_pair(p.d, p.n_q), p.d, words, depth, multiple["dx_rows"], multiple["dx_cols"])
     if q_cols is None or v_cols is None or forward is None or not (dp_rows and g_rows and dx):
         return None
     return Tiles._make((*q_cols, *v_cols, forward.rows, forward.cols, dp_rows, g_rows, *dx, depth))

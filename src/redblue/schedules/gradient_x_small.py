@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div, larger, smaller
-from redblue.machine import Machine, Slow, Tile, exp, maximum
-from redblue.masks import Mask, Pairs
+from redblue.machine import Machine, Slow, Tile, exp
+from redblue.masks import Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import (
+    every_pair,
     pair_product,
     pair_product_cost,
     pair_product_tiles,
@@ -29,8 +30,8 @@ from redblue.schedules.products import (
     score_tile,
 )
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
-from redblue.schedules.softmax import LOWEST, spill_tile, spilled_output, spilled_output_cost, top_column
-from redblue.schedules.spilled import spill_and_output_tiles
+from redblue.schedules.softmax import LOWEST, divisor, spill_tile, spilled_output, spilled_output_cost, top_column
+from redblue.schedules.spilled import spill_and_output_tiles, spill_cost, spill_peak
 
 
 class Tiles(NamedTuple):
@@ -64,11 +65,6 @@ class Spilled(NamedTuple):
     v: Slow
 
 
-def _all_pairs(rows: int, cols: int) -> Pairs:
-    """Return the full mask, for a product with a dense left factor."""
-    return Mask.full().on(rows, cols)
-
-
 def _spill(
     m: Machine, problem: Problem, t: Any, a1: Slow, a2: Slow, a3: Slow, x: Slow, y: Slow, stays: bool
 ) -> Spilled:
@@ -76,8 +72,8 @@ def _spill(
     n_q, n_k, d, d_v = problem.n_q, problem.n_k, problem.d, problem.d_v
     pairs, scale = problem.mask.on(n_q, n_k), 1 / d
     q, v = m.scratch("q", (n_q, d)), m.scratch("v", (n_k, d_v))
-    pair_product(m, q, a1, x, _all_pairs(n_q, d), t.q_rows, t.q_cols, t.depth)
-    pair_product(m, v, a3, y, _all_pairs(n_k, d), t.v_rows, t.v_cols, t.depth)
+    pair_product(m, q, a1, x, every_pair(n_q, d), t.q_rows, t.q_cols, t.depth)
+    pair_product(m, v, a3, y, every_pair(n_k, d), t.v_rows, t.v_cols, t.depth)
 
     p, top = m.scratch("p", (n_q, n_k)), m.scratch("top", (n_q, ceil_div(n_k, t.cols)))
     row_maxima, row_sums = m.scratch("row_max", (n_q,)), m.scratch("row_sum", (n_q,))
@@ -151,7 +147,7 @@ def gradient(
     c = None if stays else m.scratch("c", (n_q, problem.d_v))
     for i in blocks(n_q, t.rows):
         row_max, row_sum = m.load(spilled.row_max[i]), m.load(spilled.row_sum[i])
-        row_sum[...] = maximum(row_sum, 1)  # at least exp(0) = 1, unless the row attends no key: then O is 0
+        row_sum[...] = divisor(row_sum)
         if c is None:
             c_i, delta_i = resident_c(m, spilled.out, e, i, t.depth, row_sum)
         else:
@@ -172,21 +168,11 @@ def gradient(
 
     g = m.scratch("g", (n_q, d))
     pair_product(m, g, spilled.p, a2, pairs, t.g_rows, t.g_cols, t.depth)
-    pair_product(m, dx, a1.T, g, _all_pairs(d, n_q), t.dx_rows, t.dx_cols, t.depth)
-
-
-def _spill_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
-    """Return the peak of the step that writes P: a tile, its slices or maxima, 2 words per row, and Q if it stays."""
-    pairs = p.mask.on(p.n_q, p.n_k)
-    r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
-    return larger(score_peak(pairs, p.d, rows, cols, depth, stays), r * c + r) + r * (2 + p.d * stays)
+    pair_product(m, dx, a1.T, g, every_pair(d, n_q), t.dx_rows, t.dx_cols, t.depth)
 
 
 def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Cost:
-    pairs = p.mask.on(p.n_q, p.n_k)
-    s, sums = score_cost(pairs, p.d, rows, cols, depth, stays), pairs.sums(rows, cols)
-    writes = sums.area + sums.rows + 2 * p.n_q  # P, the row maxima of its tiles, the maxima and sums of rows
-    return Cost(s.reads + p.n_q * p.d * stays, writes, _spill_peak(p, rows, cols, depth, stays), s.flops)
+    return spill_cost(p, rows, cols, depth, p.n_k, stays) + Cost(0, p.n_q, 0, 0)  # maxima and sums of rows, not one lse
 
 
 def _ds_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
@@ -207,10 +193,10 @@ def _ds_cost(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Cost:
 def _products(p: Problem) -> dict[str, tuple[Pairs, int]]:
     """Return, for each product besides S, P V and dP, its left factor's mask and its number of result columns."""
     return {
-        "q": (_all_pairs(p.n_q, p.d), p.d),
-        "v": (_all_pairs(p.n_k, p.d), p.d_v),
+        "q": (every_pair(p.n_q, p.d), p.d),
+        "v": (every_pair(p.n_k, p.d), p.d_v),
         "g": (p.mask.on(p.n_q, p.n_k), p.d),
-        "dx": (_all_pairs(p.d, p.n_q), p.d),
+        "dx": (every_pair(p.d, p.n_q), p.d),
     }
 
 
@@ -229,7 +215,7 @@ def gradient_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays
         p,
         words,
         multiple,
-        lambda r, c: larger(_spill_peak(p, r, c, depth, stays), _ds_peak(p, r, c, depth, stays)),
+        lambda r, c: larger(spill_peak(p, r, c, depth, stays), _ds_peak(p, r, c, depth, stays)),
         lambda r, c: _spill_cost(p, r, c, depth, stays) + _ds_cost(p, r, c, depth, stays),
     )
     others = [

@@ -12,10 +12,15 @@ from typing import Any
 
 from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, Tile
-from redblue.masks import Pairs, Runs
+from redblue.masks import Mask, Pairs, Runs
 from redblue.masks.patterns.pairs import TileSums
 from redblue.schedules.schedule import Cost, blocks, grid, overlap, within
 from redblue.schedules.search import cheapest, edges, pair_edges
+
+
+def every_pair(rows: int, cols: int) -> Pairs:
+    """Return the full mask, for a product whose left factor is dense."""
+    return Mask.full().on(rows, cols)
 
 
 def score_tile(m: Machine, name: str, left: Slow | Tile, right: Slow, i: range, j: range, depth: int) -> Tile:

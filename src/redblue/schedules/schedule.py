@@ -1,4 +1,4 @@
-"""Define a schedule: up to three passes, each with its program, closed-form cost and tile search.
+"""Define a schedule: a pass for each of its directions, with its program, closed-form cost and tile search.
 
 The helpers at the end cut axes and masks into blocks; programs and closed forms share them.
 """

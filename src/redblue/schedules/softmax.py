@@ -28,11 +28,16 @@ def probabilities(s: Value, lse: Value) -> Value:
     return exp(minimum(s - finite(lse)[:, None], 0))
 
 
+def divisor(row_sum: Value) -> Value:
+    """Replace the sums of rows without attended keys, which are 0, by 1: all other sums are at least exp(0) = 1."""
+    return maximum(row_sum, 1)
+
+
 def softmax_tile(m: Machine, s: Tile) -> None:
     """Turn a tile with all scores of its rows into probabilities. One more word per row is held temporarily."""
     row = m.new("row_max", maximum(s.max(axis=1), LOWEST))
     s[...] = exp(s - row[:, None])
-    row[...] = maximum(s.sum(axis=1), 1)  # the sum is at least exp(0) = 1, or 0 if the row attends no key
+    row[...] = divisor(s.sum(axis=1))
     s /= row[:, None]
     m.free(row)
 
@@ -68,8 +73,7 @@ def rescale(m: Machine, share: Tile, out_i: Tile, row_max: Tile, row_sum: Tile) 
 
 def store_rows(m: Machine, out_i: Value, row_max: Value, row_sum: Value, out: Region, lse: Region) -> None:
     """Divide the outputs of rows by their sums, turn the maxima into log-sum-exps, and store both."""
-    # A row sum is at least exp(0) = 1, unless the row attends no key: then the output stays 0.
-    out_i /= maximum(row_sum, 1)[:, None]
+    out_i /= divisor(row_sum)[:, None]
     row_max += log(row_sum)
     m.store(out, out_i)
     m.store(lse, row_max)

@@ -73,16 +73,17 @@ def forward(
     spilled_output(m, out, p, top, v, lse, pairs, t.cols, (t.out_rows, t.out_cols, t.depth))
 
 
-def _forward_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
+def spill_peak(p: Problem, rows: Any, cols: Any, depth: int, stays: bool) -> Any:
     """Return the first phase's peak: score tile, slices or tile maxima, row statistics, and queries if they stay."""
     pairs = p.mask.on(p.n_q, p.n_k)
     r, c = smaller(rows, p.n_q), smaller(cols, p.n_k)
     return larger(score_peak(pairs, p.d, rows, cols, depth, stays), r * c + r) + r * (p.d * stays + 2)
 
 
-def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: bool) -> Cost:
+def spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: bool) -> Cost:
+    """Return the cost of writing P and the log-sum-exps of its rows."""
     pairs = p.mask.on(p.n_q, p.n_k)
-    sums, peak = pairs.sums(rows, cols), _forward_peak(p, rows, cols, depth, stays)
+    sums, peak = pairs.sums(rows, cols), spill_peak(p, rows, cols, depth, stays)
     scores = score_cost_of(sums, p.d, peak, stays)
     walked = rows_walked(pairs, rows, span)
     partial_words = walked if span < p.n_k else 0
@@ -96,7 +97,7 @@ def _spill_cost(p: Problem, rows: Any, cols: Any, depth: int, span: Any, stays: 
 
 def forward_cost(p: Problem, t: ForwardTiles, *, stays: bool) -> Cost:
     pairs = p.mask.on(p.n_q, p.n_k)
-    return _spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + spilled_output_cost(
+    return spill_cost(p, t.rows, t.cols, t.depth, t.span, stays) + spilled_output_cost(
         pairs, p.d_v, t.cols, t.out_rows, t.out_cols, t.depth
     )
 
@@ -162,8 +163,8 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int], *, stays:
         p,
         words,
         multiple,
-        lambda rows, cols: _forward_peak(p, rows, cols, depth, stays),
-        lambda rows, cols: _spill_cost(p, rows, cols, depth, p.n_k, stays),
+        lambda rows, cols: spill_peak(p, rows, cols, depth, stays),
+        lambda rows, cols: spill_cost(p, rows, cols, depth, p.n_k, stays),
     )
     return ForwardTiles._make((*tiles, p.n_k)) if tiles else None
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from redblue.base.integers import smaller
 from redblue.machine import Machine, Slow, Tile, exp, maximum
-from redblue.masks import Mask, Pairs
+from redblue.masks import Pairs
 from redblue.problem import Problem
 from redblue.schedules.products import (
+    every_pair,
     pair_product,
     pair_product_cost,
     pair_product_tiles,
@@ -26,7 +27,7 @@ from redblue.schedules.products import (
 )
 from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
-from redblue.schedules.softmax import LOWEST
+from redblue.schedules.softmax import LOWEST, divisor
 
 
 class ForwardTiles(NamedTuple):
@@ -51,10 +52,6 @@ class BackwardTiles(NamedTuple):
     dk_cols: Any
     dv_rows: Any  # tile of dV: keys, features
     dv_cols: Any
-
-
-def _every_pair(p: Problem) -> Pairs:
-    return Mask.full().on(p.n_q, p.n_k)
 
 
 def _scores(m: Machine, result: Slow, left: Slow, right: Slow, t: Any, scale: float) -> None:
@@ -92,11 +89,11 @@ def forward(m: Machine, problem: Problem, t: ForwardTiles, q: Slow, k: Slow, v: 
             m.cols_of(pairs, i)
         for j in cols:
             s_ij = held if held and len(cols) == 1 else _load_masked(m, s, pairs, i, j)
-            s_ij[...] = exp(s_ij - row_max[:, None]) / maximum(row_sum, 1)[:, None]
+            s_ij[...] = exp(s_ij - row_max[:, None]) / divisor(row_sum)[:, None]
             m.store(p[i, j], s_ij)
             m.free(s_ij)
         m.free(row_max, row_sum)
-    pair_product(m, out, p, v, _every_pair(problem), t.out_rows, t.out_cols, t.depth)
+    pair_product(m, out, p, v, every_pair(problem.n_q, problem.n_k), t.out_rows, t.out_cols, t.depth)
 
 
 def backward(
@@ -112,7 +109,7 @@ def backward(
     dk: Slow,
     dv: Slow,
 ) -> None:
-    pairs, shape = _every_pair(problem), (problem.n_q, problem.n_k)
+    pairs, shape = every_pair(problem.n_q, problem.n_k), (problem.n_q, problem.n_k)
     dp, ds = m.scratch("dp", shape), m.scratch("ds", shape)
     pair_product(m, dv, p.T, dout, pairs.T, t.dv_rows, t.dv_cols, t.depth)
     _scores(m, dp, dout, v, t, problem.d**-0.5)
@@ -154,7 +151,7 @@ def _softmax_tiles(
 
 
 def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, int]) -> tuple[int, ...] | None:
-    pairs, depth = _every_pair(p), multiple["depth"]
+    pairs, depth = every_pair(p.n_q, p.n_k), multiple["depth"]
     rows, cols = edges(p.n_q, multiple["rows"]), edges(p.n_k, multiple["cols"])
     candidates = pair_edges(rows, cols, lambda r, c: score_peak(pairs, features, r, c, depth, False), words, pairs)
     return cheapest(score_cost(pairs, features, *candidates, depth, False), candidates, words)
@@ -162,10 +159,10 @@ def _score_tiles(p: Problem, features: int, words: int, multiple: Mapping[str, i
 
 def forward_cost(p: Problem, t: ForwardTiles) -> Cost:
     return (
-        score_cost(_every_pair(p), p.d, t.rows, t.cols, t.depth, False)
+        score_cost(every_pair(p.n_q, p.n_k), p.d, t.rows, t.cols, t.depth, False)
         + Cost(0, p.n_q * p.n_k, 0, 0)
         + _softmax_cost(p, t.softmax_rows, t.softmax_cols, 1, 2)
-        + pair_product_cost(_every_pair(p), p.d_v, t.out_rows, t.out_cols, t.depth)
+        + pair_product_cost(every_pair(p.n_q, p.n_k), p.d_v, t.out_rows, t.out_cols, t.depth)
     )
 
 
@@ -173,12 +170,12 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
     depth = multiple["depth"]
     scores = _score_tiles(p, p.d, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 1, 2)
-    out = pair_product_tiles(_every_pair(p), p.d_v, words, depth, multiple["out_rows"], multiple["out_cols"])
+    out = pair_product_tiles(every_pair(p.n_q, p.n_k), p.d_v, words, depth, multiple["out_rows"], multiple["out_cols"])
     return ForwardTiles._make((*scores, depth, *softmax, *out)) if scores and softmax and out else None
 
 
 def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
-    pairs = _every_pair(p)
+    pairs = every_pair(p.n_q, p.n_k)
     return (
         pair_product_cost(pairs.T, p.d_v, t.dv_rows, t.dv_cols, t.depth)
         + score_cost(pairs, p.d_v, t.rows, t.cols, t.depth, False)
@@ -190,7 +187,7 @@ def backward_cost(p: Problem, t: BackwardTiles) -> Cost:
 
 
 def backward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> BackwardTiles | None:
-    pairs, depth = _every_pair(p), multiple["depth"]
+    pairs, depth = every_pair(p.n_q, p.n_k), multiple["depth"]
     scores = _score_tiles(p, p.d_v, words, multiple)
     softmax = _softmax_tiles(p, words, multiple, 2, 1)
     gradients = [
