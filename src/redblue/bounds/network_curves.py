@@ -21,7 +21,7 @@ from redblue.masks import Mask
 from redblue.masks.patterns.band import Band
 from redblue.problem import Problem
 
-BISECTIONS = 80  # steps of a bisection over numbers of pairs up to 2^200
+BISECTIONS = 80  # steps of a bisection over numbers of pairs: more than the 53 bits of a float
 
 
 class Sizes(NamedTuple):

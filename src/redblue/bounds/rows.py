@@ -349,7 +349,7 @@ def lower_bounds(problem: AnyProblem, words: int, *, p_given: bool = False, spli
     bounds = [
         Bound(
             row.name,
-            problem.streams * max(0, row.evaluate(stream, words.__index__())) + row.once(stream),
+            problem.streams * max(0, row.evaluate(stream, words)) + row.once(stream),
             row.formula,
             row.constant,
             row.conditions,

@@ -1,4 +1,7 @@
-"""Abstract machines that run schedules: counting, numeric, field, tracing, cached. They know nothing of attention."""
+"""Abstract machines that run schedules: counting, numeric, field, tracing, cached. They know nothing of attention.
+
+The machines of several processes are in `redblue.machine.network`.
+"""
 
 from redblue.machine.base import Machine
 from redblue.machine.cached import Cached

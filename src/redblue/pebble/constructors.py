@@ -216,7 +216,7 @@ def _check_size(kind: str, nodes: float, edges: float, /, **sizes: int) -> None:
 
 
 def _steps(terms: int, accumulate: str) -> int:
-    """Return the largest number of nodes that an inner product of `terms` terms can have."""
+    """Return an upper bound of the number of nodes of an inner product of `terms` terms."""
     return terms if accumulate == "fma" else 2 * terms
 
 

@@ -23,24 +23,23 @@ def wavefront(graph: Graph, red: int, rules: Rules) -> tuple[int, str]:
     """
     inner = np.flatnonzero((graph.in_degree > 0) & (graph.out_degree > 0))
     best, label = 0, ""
-    for v in (
-        inner[np.unique(np.linspace(0, len(inner) - 1, min(MAX_CUTS, len(inner))).astype(int))] if len(inner) else ()
-    ):
-        cut = max_flow(_alive_network(graph, rules, int(v)))
+    for v in inner[np.unique(np.linspace(0, len(inner) - 1, min(MAX_CUTS, len(inner))).astype(int))]:
+        cut = max_flow(_alive_network(graph, rules, inner, int(v)))
         if cut - red > best:
             best, label = cut - red, graph.labels[v]
     return best, label
 
 
-def _alive_network(graph: Graph, rules: Rules, v: int) -> Network:
+def _alive_network(graph: Graph, rules: Rules, inner: np.ndarray, v: int) -> Network:
     """Build the network whose minimum cut is the fewest words alive just after v has been computed, in any order.
+
+    inner: the nodes that have parents and children.
 
     The source's side of a cut holds v and the nodes computed before v; a node's parents are on this side, too. The
     descendants of v are on the sink's side. A node u of the source's side with a child on the other side is alive: its
     edge from u to n + u, of capacity its words, is cut.
     """
     n, words = graph.n, rules.words_of(graph)
-    inner = np.flatnonzero((graph.in_degree > 0) & (graph.out_degree > 0))
     descendant = np.zeros(n, bool)
     descendant[v] = True
     for u in range(v + 1, n):
