@@ -41,6 +41,7 @@ from benchmarks.gpu.ahead import candidate, side_by_side, warm
 from benchmarks.gpu.worker import Failed, Here, Worker
 from redblue.base.files import replace_whole
 from redblue.kernels.gpu.planning.card import card_of, planning_for
+from redblue.kernels.table import tiled_kernels
 
 KEPT = RESULTS / "once.json"
 MAX_ERROR = {"float16": 5e-3, "bfloat16": 3e-2}  # relative, in the Frobenius norm
@@ -84,7 +85,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Cases for every kernel, most used kernels first."""
     for d in (64, 512):
-        for schedule in ("flash", "hybrid", "small_cache"):
+        for schedule in tiled_kernels("gpu", "forward"):
             yield Case(d, schedule, ("causal",))
     for d in (64, 128, 256, 512):
         for options in ((), ("causal",)):

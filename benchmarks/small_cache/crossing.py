@@ -31,8 +31,8 @@ from redblue.schedules import TooFewWords
 KEPT = RESULTS / "small_cache.json"
 KILOBYTES = (24, 32, 48, 64, 99, 163, 227)  # of shared memory: from less than half of a T4's to an H100's
 WIDTHS = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
-SCHEDULES = ("flash", "hybrid", "small_cache")
-PAIRS = (("flash", "hybrid"), ("hybrid", "small_cache"))  # schedules that follow one another as M shrinks
+SCHEDULES = ("flash", "hybrid", "small_cache")  # the best schedule of each regime, as M shrinks
+PAIRS = tuple(pairwise(SCHEDULES))
 DIRECTIONS = ("forward", "backward")
 N, HEADS, DTYPE, WORD_BYTES = 8192, 16, "bfloat16", 2
 TENSOR_CORE = 16  # tile edges are multiples of this

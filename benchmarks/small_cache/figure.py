@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from benchmarks.common.kept import days
+from benchmarks.small_cache.crossing import SCHEDULES
 from redblue.base import charts
 from redblue.base.style import LOOKS
 
@@ -146,13 +147,15 @@ def across() -> alt.X:
 
 
 def coloured() -> alt.Color:
-    names = ["flash", "hybrid", "small_cache"]
-    return alt.Color("schedule:N", title=None, scale=alt.Scale(domain=names, range=[LOOKS[x].light for x in names]))
+    return alt.Color("schedule:N", title=None, scale=by_schedule("light"))
 
 
 def shaped() -> alt.Shape:
-    names = ["flash", "hybrid", "small_cache"]
-    return alt.Shape("schedule:N", title=None, scale=alt.Scale(domain=names, range=[LOOKS[x].shape for x in names]))
+    return alt.Shape("schedule:N", title=None, scale=by_schedule("shape"))
+
+
+def by_schedule(look: str) -> alt.Scale:
+    return alt.Scale(domain=list(SCHEDULES), range=[getattr(LOOKS[name], look) for name in SCHEDULES])
 
 
 def predicted() -> tuple[alt.Chart, alt.Chart]:

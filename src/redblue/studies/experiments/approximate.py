@@ -21,7 +21,7 @@ from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 N, D = 256, 64  # numbers of queries and keys (N), and of features (D), in the measurement of errors
 DEGREES = tuple(range(2, 41, 2))  # degrees of the polynomials whose error is measured
 PAID = (2, 4, 6)  # degrees whose words are compared with those of exact schedules
-EXACT = ("flash", "hybrid", "small_cache")
+EXACT = ("flash", "hybrid", "small_cache")  # the best schedule of each regime, at leading order
 HEAD_DIMENSIONS = (8, 64, 128)
 STEPS = 300  # steps of training
 LONGEST = 2**40  # tokens; beyond it the search for a length stops

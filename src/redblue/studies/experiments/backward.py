@@ -12,7 +12,6 @@ from redblue.studies.experiments.over import METHOD, Over
 CHANGES = (Change("d²/4", 0.25, "small_cache", "hybrid"), Change("1.8 d²", 1.8, "hybrid", "flash"))
 BACKWARD = Over(
     direction="backward",
-    schedules=("flash", "flash_onepass", "hybrid", "small_cache"),
     changes=CHANGES,
     sizes={64: 256, 128: 256},
     capacities={
@@ -20,7 +19,7 @@ BACKWARD = Over(
         128: (8192, 16384, 32768),
     },
 )
-QUICK = Over("backward", BACKWARD.schedules, CHANGES, {32: 64}, {32: (4096,)})
+QUICK = Over("backward", CHANGES, {32: 64}, {32: (4096,)})
 
 
 def points(quick: bool) -> list[Point]:

@@ -18,6 +18,7 @@ from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
 N, D, CAPACITIES = 48, 8, (64, 128, 256)  # n, d and M of the runs on words of a field; d^2 = 64
 DECODED = 12  # phases of a run that are encoded and decoded, spread evenly
+# The best schedule of each regime and, forward, the baseline
 FORWARD, BACKWARD = ("flash", "hybrid", "small_cache", "standard"), ("flash", "hybrid", "small_cache")
 SIDE = 31  # side of the stationary tile of the output in large fast multiplications; with two slices it fills M = 1023
 LARGE_M, LEVELS = SIDE * (SIDE + 2), (0, 1, 2, 3)

@@ -10,7 +10,6 @@ from redblue.studies.experiments.over import METHOD, Over
 CHANGES = (Change("d²/4", 0.25, "small_cache", "hybrid"), Change("d²", 1.0, "hybrid", "flash"))
 FORWARD = Over(
     direction="forward",
-    schedules=("flash", "hybrid", "small_cache"),
     changes=CHANGES,
     sizes={32: 512, 64: 512, 128: 512, 256: 256, 512: 256},
     capacities={
@@ -21,7 +20,7 @@ FORWARD = Over(
         512: (16384, 65536),
     },
 )
-QUICK = Over("forward", FORWARD.schedules, CHANGES, {32: 64}, {32: (2048,)})
+QUICK = Over("forward", CHANGES, {32: 64}, {32: (2048,)})
 
 
 def points(quick: bool) -> list[Point]:

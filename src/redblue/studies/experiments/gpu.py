@@ -8,6 +8,7 @@ from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.style import LOOKS
 from redblue.catalogue.detect import detect_cuda
+from redblue.kernels.table import tiled_kernels
 from redblue.meter import measure as measured
 from redblue.meter import ncu
 from redblue.problem import Problem
@@ -15,7 +16,7 @@ from redblue.schedules import TooFewWords
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 from redblue.studies.ticks import log_ticks
 
-SCHEDULES = ("flash", "hybrid", "small_cache")
+SCHEDULES = tiled_kernels("gpu", "forward")
 BOUNDARIES = ("shared memory and L1/L2", "L2/DRAM")
 SHARED_KIB = (32, 48, 64, 96, 128, 160, 227)  # per block, as cards from a T4 to an H100 offer
 DIMENSIONS, N, HEADS, DTYPE = (64, 128, 256, 512), 4096, 16, "float16"

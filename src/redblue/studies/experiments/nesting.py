@@ -8,6 +8,7 @@ from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.style import LOOKS
 from redblue.bounds import lower_bound
 from redblue.catalogue.memories import USABLE_SHARE
+from redblue.kernels.table import tiled_kernels
 from redblue.lab.counts import count
 from redblue.lab.planner import regime
 from redblue.machine import CacheLevel
@@ -17,7 +18,7 @@ from redblue.schedules import TooFewWords
 from redblue.studies.experiments import metered
 from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 
-SCHEDULES = ("flash", "hybrid", "small_cache")
+SCHEDULES = tiled_kernels("cpu", "forward")
 CACHES = {"L1": CacheLevel("L1", 32 << 10, 64, 8), "L2": CacheLevel("L2", 512 << 10, 64, 8)}  # a Zen 3 core's
 BOUNDARIES = {"L1": "L1/L2", "L2": "L2/memory"}
 SIZES = {128: 384, 512: 384}  # d -> n

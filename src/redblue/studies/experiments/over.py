@@ -31,16 +31,19 @@ KINDS = ("in exact counts", "in measurements of fully associative caches")  # in
 
 @dataclass(frozen=True)
 class Over:
-    """An experiment over M. All schedules are counted and drawn; those with a compiled kernel are measured, too.
+    """An experiment over M. The schedules with a tiled CPU kernel are counted, measured and drawn.
 
     changes: the capacities at which the best schedule changes. sizes: n for each d. capacities: M in words for each d.
     """
 
     direction: str
-    schedules: tuple[str, ...]
     changes: tuple[Change, ...]
     sizes: Mapping[int, int]
     capacities: Mapping[int, Sequence[int]]
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        return tiled_kernels("cpu", self.direction)
 
     def points(self) -> list[Point]:
         """Every schedule, at every head dimension, in every cache."""
@@ -52,7 +55,7 @@ class Over:
             points += [
                 common | {"kind": MEASURED, "M": words, "ways": ways, "schedule": name}
                 for words, ways in caches
-                for name in tiled_kernels("cpu", self.direction)
+                for name in self.schedules
             ]
         return points
 
