@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from redblue.base.dtypes import BYTES_PER_WORD, check_dtype
+from redblue.base.dtypes import BYTES_PER_WORD, DEFAULT_DTYPE, check_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import clip, whole_number
 from redblue.masks import Mask
@@ -54,7 +54,7 @@ class PagedProblem:
     kv_heads: int = cast(int, None)  # None becomes heads
     table: Sequence[Sequence[int]] = cast(Sequence[Sequence[int]], None)  # None becomes pages of their own
     v_in_k: bool = False
-    dtype: str = "float16"
+    dtype: str = DEFAULT_DTYPE
     mask: Mask = field(default_factory=lambda: Mask.causal(align="bottom-right"))
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from redblue.base.dtypes import BYTES_PER_WORD, check_dtype
+from redblue.base.dtypes import BYTES_PER_WORD, DEFAULT_DTYPE, check_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import LARGEST, whole_number
 from redblue.masks import Mask
@@ -41,7 +41,7 @@ class Problem:
     batch: int = 1
     heads: int = 1
     kv_heads: int = cast(int, None)  # None becomes heads
-    dtype: str = "float16"
+    dtype: str = DEFAULT_DTYPE
     mask: Mask = field(default_factory=Mask.full)
     direction: str = "forward"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from redblue.base.arguments import checked_arguments
-from redblue.base.dtypes import BYTES_PER_WORD
+from redblue.base.dtypes import BYTES_PER_WORD, DEFAULT_DTYPE
 from redblue.base.errors import RedblueError, UnknownName
 from redblue.catalogue.models import diffusion, transformer
 from redblue.catalogue.models.config import Config, Layers, language_model_fields, sibling_configs
@@ -146,14 +146,14 @@ def _open(name_or_path: str | os.PathLike) -> tuple[str, str, str, str, dict[str
 
 
 def _dtype(config: Config) -> str:
-    """Return the number type in the config, or float16 (with a note if the config names an unknown type)."""
+    """Return the number type in the config, or the default (with a note if the config names an unknown type)."""
     declared = config.fields.get("torch_dtype") or config.fields.get("dtype")
     dtype = str(declared).removeprefix("torch.")
     if dtype in BYTES_PER_WORD:
         return dtype
     if declared is not None:
-        config.note(f"dtype {declared!r} is not one of {', '.join(BYTES_PER_WORD)}: float16 is assumed")
-    return "float16"
+        config.note(f"dtype {declared!r} is not one of {', '.join(BYTES_PER_WORD)}: {DEFAULT_DTYPE} is assumed")
+    return DEFAULT_DTYPE
 
 
 def _numbered(layers: list[Layers]) -> Iterator[Layers]:

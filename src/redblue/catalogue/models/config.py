@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redblue.base.dtypes import BYTES_PER_WORD
+from redblue.base.dtypes import BYTES_PER_WORD, DEFAULT_DTYPE
 from redblue.base.errors import RedblueError
 from redblue.base.integers import LARGEST, whole_number
 from redblue.problem import DIRECTIONS, Problem
@@ -88,7 +88,7 @@ class Config:
     notes: list[str]
     n: int | None = None
     batch: int = 1
-    dtype: str = "float16"
+    dtype: str = DEFAULT_DTYPE
     direction: str = "forward"
 
     @property

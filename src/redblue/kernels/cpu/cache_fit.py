@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue import schedules
+from redblue.base.dtypes import DTYPE_OF_BYTES
 from redblue.base.errors import RedblueError
 from redblue.catalogue.memories import USABLE_SHARE
 from redblue.kernels.cpu.plan import (
     FEW_ROWS,
     KEYS_STEP,
-    PACKED_DTYPES,
     SpillTile,
     Tile,
     TwoPassTile,
@@ -111,7 +111,7 @@ def plan_spilled(
     The tile fits a core's share of the last cache. A chunk has as many rows of P as fit in P_BYTES.
     """
     problem = Problem(
-        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=PACKED_DTYPES[row.packed_bytes], direction=direction
+        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPE_OF_BYTES[row.packed_bytes], direction=direction
     )
     whole = Row(row.lanes, row.lanes, row.packed_bytes)  # vectors as wide as a panel, so that slices are whole panels
     tile = tiles_for(schedule, problem, int(cache_bytes()[1] * USABLE_SHARE) // row.packed_bytes, whole)

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from redblue import schedules
+from redblue.base.dtypes import DTYPE_OF_BYTES
 from redblue.catalogue.detect import detect_cpu
 from redblue.catalogue.memories import USABLE_SHARE
 from redblue.problem import Problem
@@ -36,8 +37,6 @@ FEW_ROWS = 8  # calls with at most FEW_ROWS rows, and at most one vector of rows
 FEW_ROWS_KEYS = 768
 
 ALL = 2**40  # more than the number of queries of any call
-
-PACKED_DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}  # number types by the bytes of a packed number
 
 
 class Tile(NamedTuple):
@@ -157,7 +156,7 @@ def plan(
     forward = direction == "forward"
     schedule = schedules.get("flash" if forward else "flash_onepass")
     problem = Problem(
-        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=PACKED_DTYPES[packed_bytes], direction=direction
+        n_q=max(1, rows), n_k=max(1, keys), d=d, d_v=d_v, dtype=DTYPE_OF_BYTES[packed_bytes], direction=direction
     )
     multiple = {"rows": lanes, "cols": score_keys if forward else KEYS_STEP}
     try:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from redblue.base.dtypes import DTYPE_CODES
+from redblue.base.dtypes import DTYPE_CODES, DTYPE_OF_BYTES
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu import plan
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import attended
 from redblue.lab import reference
@@ -56,7 +55,7 @@ def sizes_of(problem: Problem) -> cpu.Sizes:
 
 def computed_in(dtype: str) -> str:
     """The number type in which the kernel multiplies, for arrays of type `dtype`."""
-    return plan.PACKED_DTYPES[cpu.isa().packed_bytes(DTYPE_CODES[dtype])]
+    return DTYPE_OF_BYTES[cpu.isa().packed_bytes(DTYPE_CODES[dtype])]
 
 
 class Call:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from redblue import schedules
+from redblue.base.dtypes import DTYPE_OF_BYTES
 from redblue.base.style import REGIMES
 from redblue.bounds import lower_bounds
 from redblue.catalogue.memories import Memory
@@ -64,7 +65,7 @@ class Curve:
 
 def curve_key(problem: Problem) -> Problem:
     """Return one stream of the problem, in a number type of the same size: problems with equal keys share a curve."""
-    return replace(problem.one_stream(), dtype={2: "float16"}.get(problem.bytes_per_word, problem.dtype))
+    return replace(problem.one_stream(), dtype=DTYPE_OF_BYTES[problem.bytes_per_word])
 
 
 def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINTS) -> Curve:

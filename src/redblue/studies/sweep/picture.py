@@ -13,6 +13,7 @@ import altair as alt
 from redblue import schedules
 from redblue.base.arguments import checked_arguments
 from redblue.base.charts import SUFFIXES, write
+from redblue.base.dtypes import DEFAULT_DTYPE
 from redblue.base.errors import RedblueError
 from redblue.base.files import check_target
 from redblue.base.style import COLOURS, LOOKS
@@ -226,7 +227,7 @@ def _fixed(sweep: Sweep) -> str:
     shared = {axis.name: axis.labels[0] for axis in sweep.axes.values() if len(axis.values) == 1}
     shared |= {} if {"mask", "window"} & set(sweep.axes) else {"mask": "full"}
     shared |= {} if "direction" in sweep.axes else {"direction": "forward"}
-    shared |= {} if "dtype" in sweep.axes or "words" in sweep.axes else {"dtype": "float16"}
+    shared |= {} if "dtype" in sweep.axes or "words" in sweep.axes else {"dtype": DEFAULT_DTYPE}
     return ", ".join(
         str(value) if name in ("direction", "dtype", "memory") else _label(name, value)
         for name, value in shared.items()
