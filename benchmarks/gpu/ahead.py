@@ -184,11 +184,11 @@ def _call(call: Call) -> Callable[[], object]:
     if call.page:
         pages = -(-call.n // call.page)
         table, lengths = torch.arange(call.batch * pages).view(call.batch, pages), torch.full((call.batch,), call.n)
-        keys, values = (array(call.batch * pages, call.page, call.key_heads, width) for width in (call.d, call.values))
+        keys, values = (array(call.batch * pages, call.page, call.kv_heads, width) for width in (call.d, call.values))
         q = array(call.batch, call.n_q, call.heads, call.d)
         return lambda: rb.attention_paged(q, keys, values, table, lengths)
     q = array(call.batch, call.heads, call.n_q, call.d)
-    k, v = (array(call.batch, call.key_heads, call.n, width) for width in (call.d, call.values))
+    k, v = (array(call.batch, call.kv_heads, call.n, width) for width in (call.d, call.values))
     if call.direction == "forward":
         return lambda: rb.attention(q, k, v, mask=call.mask)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -208,7 +208,7 @@ def _peer(name: str, call: Call, share: int, shares: int) -> None:
     tuner.do_bench = property(lambda self: _once, lambda self, value: None)  # type: ignore[assignment]
     tuner.check_disk_cache = lambda self, key, configs, measure: measure()  # type: ignore[assignment]  # keep no times
     tuner.prune_configs = lambda self, kwargs: pruned(self, kwargs)[share::shares] or pruned(self, kwargs)[:1]  # type: ignore
-    case = replace(call, heads=min(call.heads, HEADS_OF_PEERS))
+    case = replace(call, heads=min(call.heads, HEADS_OF_PEERS), kv_heads=min(call.kv_heads, HEADS_OF_PEERS))
     contender(name, case, inputs(case, "cuda"))()
     torch.cuda.empty_cache()
 

@@ -38,8 +38,11 @@ class Call:
     dtype: str = "bfloat16"
     batch: int = 1
     queries: int = 0  # 0 stands for n
-    kv_heads: int = 0  # 0 stands for heads
+    kv_heads: int = 0  # 0 becomes heads
     page: int = 0  # keys of a page of the cache; 0: contiguous keys and values
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
 
     @property
     def values(self) -> int:
@@ -48,10 +51,6 @@ class Call:
     @property
     def n_q(self) -> int:
         return self.queries or self.n
-
-    @property
-    def key_heads(self) -> int:
-        return self.kv_heads or self.heads
 
     @property
     def decodes(self) -> bool:
@@ -75,7 +74,7 @@ class Call:
     @property
     def least_bytes(self) -> int:
         """Bytes of the arrays of the forward pass, each read or written once."""
-        rows = self.heads * self.n_q + self.key_heads * self.n
+        rows = self.heads * self.n_q + self.kv_heads * self.n
         return self.batch * rows * (self.d + self.values) * getattr(torch, self.dtype).itemsize
 
     @property
@@ -84,7 +83,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        heads = f"H {self.heads}" + (f"/{self.kv_heads}" if self.kv_heads else "")
+        heads = f"H {self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         options = (
             f"B {self.batch}" * (self.batch > 1),
             f"n_q {self.queries}" * bool(self.queries),
@@ -180,8 +179,8 @@ def inputs(call: Call, device: str) -> list[torch.Tensor]:
     kind = {"device": device, "generator": generator, "dtype": getattr(torch, call.dtype)}
     shapes = [
         (call.batch, call.heads, call.n_q, call.d),
-        (call.batch, call.key_heads, call.n, call.d),
-        (call.batch, call.key_heads, call.n, call.values),
+        (call.batch, call.kv_heads, call.n, call.d),
+        (call.batch, call.kv_heads, call.n, call.values),
     ]
     dout = (call.batch, call.heads, call.n_q, call.values) if call.direction == "backward" else (0,)
     return [torch.randn(shape, **kind) for shape in (*shapes, dout)]

@@ -18,7 +18,7 @@ def ends(call: Call, x: Tensor) -> list[Tensor]:
     """The heads of the first key head of the first sequence and of the last key head of the last; each (1, h, n, d)."""
     if not x.numel():
         return [x, x]
-    heads = x.shape[1] // call.key_heads
+    heads = x.shape[1] // call.kv_heads
     return [x[:1, :heads], x[-1:, -heads:]]
 
 

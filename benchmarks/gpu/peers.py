@@ -121,7 +121,7 @@ def _backend(name: str, call: Call) -> Callable[..., Tensor]:
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(getattr(SDPBackend, name)):
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=call.causal, enable_gqa=call.key_heads < call.heads
+                q, k, v, is_causal=call.causal, enable_gqa=call.kv_heads < call.heads
             )
 
     return forward
@@ -141,7 +141,7 @@ def _flex(call: Call) -> Callable[..., Tensor]:
         )
     elif call.causal:
         mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, call.n, call.n, device="cuda")
-    grouped = call.key_heads < call.heads
+    grouped = call.kv_heads < call.heads
     return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 

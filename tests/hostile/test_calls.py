@@ -110,11 +110,11 @@ def expected(q, k, v, options):
     wide = [np.asarray(x, np.float64) for x in (q, k, v)]
     q, k, v = (x[None] if x.ndim == 2 else x for x in wide)
     lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-    key_heads = max(k.shape[-3], v.shape[-3])
-    heads = key_heads if q.shape[-3] == 1 else q.shape[-3]
+    kv_heads = max(k.shape[-3], v.shape[-3])
+    heads = kv_heads if q.shape[-3] == 1 else q.shape[-3]
     n_q, n_k = q.shape[-2], k.shape[-2]
     q = np.broadcast_to(q, (*lead, heads, *q.shape[-2:]))
-    k, v = (np.broadcast_to(x, (*lead, key_heads, *x.shape[-2:])).repeat(heads // key_heads, axis=-3) for x in (k, v))
+    k, v = (np.broadcast_to(x, (*lead, kv_heads, *x.shape[-2:])).repeat(heads // kv_heads, axis=-3) for x in (k, v))
     out = np.zeros((*lead, heads, n_q, v.shape[-1]))
     alibi = options.get("alibi")
     alibi = None if alibi is None else np.broadcast_to(np.asarray(alibi, np.float64), (*lead, heads))

@@ -18,7 +18,7 @@ from redblue.kernels.gpu.table import KERNELS
 REPEATS = 5
 
 
-def seconds_of(call: Callable[[], Any], repeats: int = REPEATS) -> float:
+def device_seconds(call: Callable[[], Any], repeats: int = REPEATS) -> float:
     """The median time of a call on the device."""
     call()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -56,7 +56,7 @@ def measured(job: Job) -> dict[str, Any]:
     every, timed = runs_of(job, task_of(job, arrays))
     for run in every:
         run()
-    seconds = seconds_of(lambda: [run() for run in timed])
+    seconds = device_seconds(lambda: [run() for run in timed])
     return row | {"launches": len(timed), "ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}
 
 
@@ -71,7 +71,7 @@ def _bmm(job: Job) -> dict[str, Any]:
         "P V": lambda: torch.bmm(p, q, out=back),
         "P^T dO": lambda: torch.bmm(p.mT, q, out=back),
     }
-    return {"tflops": {name: work / seconds_of(call) for name, call in products.items()}}
+    return {"tflops": {name: work / device_seconds(call) for name, call in products.items()}}
 
 
 def _planned(job: Job) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _planned(job: Job) -> dict[str, Any]:
         for run in runs:
             run()
     worst = errors(job, arrays)
-    seconds = seconds_of(lambda: [run() for run in runs])
+    seconds = device_seconds(lambda: [run() for run in runs])
     return {"errors": worst, "launch": repr(launch), "ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}
 
 
@@ -108,8 +108,8 @@ def _peer(job: Job) -> dict[str, Any]:
                 return scaled_dot_product_attention(q, k, v, is_causal=job.causal)
 
     if job.direction == "forward":
-        seconds = seconds_of(forward, 3)
+        seconds = device_seconds(forward, 3)
     else:
         out = forward()
-        seconds = seconds_of(lambda: torch.autograd.grad(out, (q, k, v), arrays["dout"], retain_graph=True), 3)
+        seconds = device_seconds(lambda: torch.autograd.grad(out, (q, k, v), arrays["dout"], retain_graph=True), 3)
     return {"ms": seconds * 1e3, "tflops": flops(job) / seconds / 1e12}

@@ -18,7 +18,7 @@ def test_the_first_and_the_last_head_are_checked():
         arrays = calls.inputs(call, "cpu")
         known = gate(call, arrays)
         q, k, v = (x.double().requires_grad_() for x in arrays[:3])
-        k, v = (x.repeat_interleave(call.heads // call.key_heads, 1) for x in (k, v))
+        k, v = (x.repeat_interleave(call.heads // call.kv_heads, 1) for x in (k, v))
         out = (q @ k.mT * 0.25).softmax(-1) @ v
         right = (
             [out.detach()]

@@ -260,8 +260,8 @@ class Call:
 
     def running(self, result: Any, streams: int) -> Tensor:
         """Memory for the sums over pieces of the key heads of a launch."""
-        key_heads = streams // self.task.sizes.group
-        return self.task.lse.new_empty(key_heads, *result.shape[-2:])
+        kv_heads = streams // self.task.sizes.group
+        return self.task.lse.new_empty(kv_heads, *result.shape[-2:])
 
     def keys(self, spilled: Tensor, other: Any, result: Any, scale: float, order: Any, running: Any) -> Run:
         t, sizes = self.choice.key, self.task.sizes
