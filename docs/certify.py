@@ -57,7 +57,7 @@ def earnings(problem: PhaseProblem, x: Point) -> np.ndarray:
         if weight or name in ("ds", "p"):
             gains = (value(replace(problem, weights=each), x) for each in (up, down))
             rows[name] = np.subtract(*gains) / (getattr(up, name) - getattr(down, name))
-    for name, t, share in (("scores", x.t1, x.alpha / problem.xi), ("dp", x.t2, x.beta / problem.xi_v)):
+    for name, t, share in (("scores", x.t_s, x.alpha / problem.xi), ("dp", x.t_d, x.beta / problem.xi_v)):
         if name not in rows:
             worked = np.maximum(t, share**2)
             rows |= {name: share * np.sqrt(worked), name + "_start": t - worked}
@@ -72,10 +72,10 @@ def best_weights(problem: PhaseProblem) -> Weights:
     for trial in range(ROUNDS):
         tried = replace(problem, weights=weights)
         if trial % JUDGED == 0:
-            found = certify(tried, 0.03, BOXES >> 3)
-            judged = (found.gain / weights.total(problem.direction), weights)
+            coarse = certify(tried, 0.03, BOXES >> 3)
+            judged = (coarse.gain / weights.total(problem.direction), weights)
             best, spread = (judged, spread) if judged < best else (best, spread * 0.6)
-            points = Point(*np.column_stack([np.array(points), found.where]))
+            points = Point(*np.column_stack([np.array(points), coarse.where]))
         gains = value(tried, points, rounds=14)
         top = np.argsort(-gains)[:CUTS]
         near = np.repeat(np.array(points)[:, top], 30, axis=1)  # also sample near the best points

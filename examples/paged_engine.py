@@ -67,7 +67,7 @@ class Pages:
         if self.page_of.setdefault(name, page) == page:
             self.name_of[page] = name
 
-    def found(self, names: Sequence[bytes]) -> list[int]:
+    def pages_named(self, names: Sequence[bytes]) -> list[int]:
         """Return the pages with these names, up to the first name that no page has."""
         pages: list[int] = []
         while len(pages) < len(names) and names[len(pages)] in self.page_of:
@@ -261,7 +261,7 @@ class Engine:
         while self.waiting and len(self.running) < self.batch:
             request = self.waiting[0]
             full = (len(request.tokens) - 1) // self.page  # the last token is always fed, because its output is needed
-            shared = self.pages.found(request.names_of(full, self.page))
+            shared = self.pages.pages_named(request.names_of(full, self.page))
             own = self._pages_for(len(request.tokens)) - len(shared)
             if own > len(self.pages.free) - sum(page in self.pages.free for page in shared):
                 return

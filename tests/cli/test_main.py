@@ -232,7 +232,7 @@ def test_the_installed_command_runs():
 
 def test_recount_shows_what_was_printed_and_what_is_counted(capsys, monkeypatch):
     rows = run_json("recount")
-    assert {"what", "schedule", "expected", "counted", "ratio", "source"} <= set(rows[0])
+    assert {"case", "schedule", "expected", "counted", "ratio", "source"} <= set(rows[0])
     assert [row["counted"] for row in rows if row["schedule"] == "flash1" and row["unit"] == "words"] == [
         4544,
         2496,

@@ -159,9 +159,9 @@ def test_free_pages_keep_their_content_until_the_oldest_is_taken():
     for page in held:
         pages.name(page, b"%d" % page)
     pages.give_back(held)  # the last page of a prefix is taken first
-    assert pages.found([b"0", b"1", b"2"]) == [0, 1, 2]
+    assert pages.pages_named([b"0", b"1", b"2"]) == [0, 1, 2]
     assert pages.take() == 2
-    assert pages.found([b"0", b"1", b"2"]) == [0, 1]
+    assert pages.pages_named([b"0", b"1", b"2"]) == [0, 1]
     pages.share([0])
     assert pages.take() == 1
     assert (list(pages.free), pages.references) == ([], [1, 1, 1])

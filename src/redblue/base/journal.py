@@ -201,7 +201,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
-    """Parse a line as a JSON object; return an empty dict if it is none."""
+    """Parse a line as a JSON object; return an empty dict if the line is not a JSON object."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

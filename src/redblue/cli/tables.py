@@ -68,7 +68,7 @@ def bounds_table(bounds: Iterable[Bound]) -> StackingTable:
 def recount_table(recounts: Iterable[Recount]) -> StackingTable:
     """Printed figures and their recounts."""
     lines = table(
-        ("what\nschedule, tiles\nformula\nsource",),
+        ("case\nschedule, tiles\nformula\nsource",),
         ("expected", "counted", "ratio"),
         caption="expected: the sum of the algorithm's lines (words), or the printed figure (GB)",
     )
@@ -78,7 +78,7 @@ def recount_table(recounts: Iterable[Recount]) -> StackingTable:
         )
         tiles = tile_text(dict(recount.tiles))
         lines.add_row(
-            f"{recount.what}\n{recount.schedule}{', ' if tiles else ''}{tiles}\n{recount.formula}\n{recount.source}\n",
+            f"{recount.case}\n{recount.schedule}{', ' if tiles else ''}{tiles}\n{recount.formula}\n{recount.source}\n",
             f"{expected} {recount.unit}",
             f"{counted} {recount.unit}",
             f"{recount.ratio:.3f}",
@@ -140,7 +140,7 @@ def model_details(model: Model) -> Group:
 
 def schedules_table(schedules: Iterable[Schedule], kernels: Mapping[str, Mapping[str, Sequence[str]]]) -> StackingTable:
     """A row for each schedule, with its directions and kernels. kernels: directions by schedule and device."""
-    lines = table(("schedule", "what it is\ndirections\nkernels\nsource"))
+    lines = table(("schedule", "title\ndirections\nkernels\nsource"))
     lines.columns[0].no_wrap = True
     for schedule in schedules:
         items = kernels[schedule.name].items()

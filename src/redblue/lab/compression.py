@@ -97,9 +97,9 @@ class Compression:
         """
         first = _Finder(self, self.draw(1, PRIME))
         self._run(first, first.arrays)
-        second = _Finder(self, self.draw(2, PRIME), {place.value: place for _, place in first.found})
+        second = _Finder(self, self.draw(2, PRIME), {place.value: place for _, place in first.places})
         self._run(second, second.arrays)
-        return second.reads, second.found
+        return second.reads, second.places
 
     def _cut(self, plan: tuple[int, list[tuple[int, Place]]]) -> tuple[Phase, ...]:
         total, places = plan
@@ -226,7 +226,7 @@ class _Finder(_Watched):
         self, protocol: Compression, arrays: dict[str, np.ndarray], known: dict[int, Place] | None = None
     ) -> None:
         super().__init__(protocol, PRIME)
-        self.arrays, self.known, self.found = arrays, known, []
+        self.arrays, self.known, self.places = arrays, known, []
         products = protocol.products(arrays, PRIME).reshape(-1)
         self.pairs = len(products)
         self.table = np.concatenate([products, products * embed(protocol.scale, PRIME) % PRIME])
@@ -245,7 +245,7 @@ class _Finder(_Watched):
         else:
             return
         if len(place.words):
-            self.found.append((self.reads, place))
+            self.places.append((self.reads, place))
 
 
 class _Alice(_Watched):

@@ -24,12 +24,12 @@ LARGE_CACHE = 1 << 20  # words; in such a cache standard attention reads every o
 class Recount:
     """One recounted figure.
 
-    expected: the sum over the lines of the paper's algorithm, or the figure that the paper prints. counted: from a run
-    of the algorithm, or from its closed form (which equals a run) if the run would take long. unit: "words" or "GB".
-    parts: the summands of `counted` if it is the sum over several passes.
+    case: the problem and the pass. expected: the sum over the lines of the paper's algorithm, or the figure that the
+    paper prints. counted: from a run of the algorithm, or from its closed form (which equals a run) if the run would
+    take long. unit: "words" or "GB". parts: the summands of `counted` if it is the sum over several passes.
     """
 
-    what: str
+    case: str
     schedule: str
     tiles: Mapping[str, int]
     formula: str

@@ -13,8 +13,8 @@ from redblue.studies.experiments.result import Result
 
 
 def experiments_table(experiments: Sequence[Experiment]) -> RenderableType:
-    """A table of names and questions, with what this machine lacks to run an experiment."""
-    rows = table(("experiment", "what it asks"))
+    """A table of names and questions, with the software or hardware that this machine lacks for an experiment."""
+    rows = table(("experiment", "question"))
     rows.columns[0].no_wrap = True
     for experiment in experiments:
         missing = experiment.missing()

@@ -12,7 +12,7 @@ async function draw() {
   drawn.view.addEventListener("click", (_, item) => say(item?.tooltip));
 }
 
-// A finger has no hover: what the tooltip says stands below the figure, too.
+// Touch screens show no tooltips, so the values of a tooltip are also written below the figure.
 function say(values) {
   if (!values) return;
   document.getElementById("values").replaceChildren(...Object.entries(values).map(([name, value]) => {
