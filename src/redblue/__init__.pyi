@@ -18,7 +18,7 @@ from .masks import Mask
 from .meter import Measurement, measure, measure_callable
 from .op.api import attention, attention_backward
 from .op.flex_attention import flex_attention
-from .op.paged import append_paged, attention_paged, merge_attention
+from .op.paged.attention import append_paged, attention_paged, merge_attention
 from .op.pytorch.flash_ops import enable_flash_ops, flash_ops
 from .op.pytorch.registration import register_ops
 from .op.pytorch.sdpa_override import enable_sdpa, sdpa

@@ -5,8 +5,8 @@ import pytest
 
 import redblue as rb
 from redblue.kernels.cpu.plan import Tile
-from redblue.op import paged_cpu
-from redblue.op.paged_call import PagedCall
+from redblue.op.paged import cpu as paged_cpu
+from redblue.op.paged.call import PagedCall
 from redblue.op.signatures import options_of
 from redblue.schedules import paged
 from redblue.schedules.paged_nodes import MIN_SHARED_KEYS

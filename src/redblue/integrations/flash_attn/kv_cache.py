@@ -21,8 +21,8 @@ from redblue.integrations.flash_attn.packing import Pages
 from redblue.integrations.flash_attn.rotary import check_tables, rotated
 from redblue.op.api import attention
 from redblue.op.checks import check_flag
-from redblue.op.paged import attention_paged
-from redblue.op.pages import whole_numbers
+from redblue.op.paged.attention import attention_paged
+from redblue.op.paged.pages import whole_numbers
 
 
 def flash_attn_with_kvcache(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.op.pages import table_of, whole_numbers
+from redblue.op.paged.pages import table_of, whole_numbers
 from redblue.op.varlen import lengths_of, rows_of
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
 from redblue.masks.rules.packed import Documents
-from redblue.op.paged_call import CAUSAL
+from redblue.op.paged.call import CAUSAL
 
 
 def packed(

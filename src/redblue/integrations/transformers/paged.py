@@ -15,8 +15,8 @@ from redblue.base.errors import RedblueError
 from redblue.integrations.transformers.attention import check_others
 from redblue.integrations.transformers.paged_steps import Step, step_of
 from redblue.masks import Mask
-from redblue.op.paged import append_paged, attention_paged, merge_attention
-from redblue.op.paged_call import CAUSAL
+from redblue.op.paged.attention import append_paged, attention_paged, merge_attention
+from redblue.op.paged.call import CAUSAL
 from redblue.op.varlen import attention_varlen
 
 OF_BATCHING = {"logits_indices", "logits_processor_args"}  # keyword arguments that do not concern attention

@@ -14,7 +14,7 @@ from redblue.integrations.vllm.metadata import RedblueMetadata
 from redblue.integrations.vllm.variable import ADVICE
 from redblue.integrations.vllm.workers import start_workers
 from redblue.masks import Mask
-from redblue.op.paged import attention_paged
+from redblue.op.paged.attention import attention_paged
 from redblue.op.varlen import attention_varlen
 
 CACHE_TYPES = ("auto", "float16", "bfloat16")

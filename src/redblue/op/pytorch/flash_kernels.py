@@ -22,9 +22,10 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
-from redblue.op.pytorch import ops, paging
+from redblue.op.pytorch import ops
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
 from redblue.op.pytorch.layouts import expanded_shapes
+from redblue.op.pytorch.paged.gather import used_keys
 from redblue.op.varlen import bottom_right, documents, lengths_between, packed_calls
 
 FLASH_DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -94,7 +95,7 @@ def forward(
         call = _padded(*inputs, window)
     else:
         if seqused_k is not None or block_table is not None:
-            key, value, cum_seq_k = paging.used_keys(key, value, cum_seq_q, cum_seq_k, seqused_k, block_table)
+            key, value, cum_seq_k = used_keys(key, value, cum_seq_q, cum_seq_k, seqused_k, block_table)
         assert cum_seq_k is not None
         call = _packed(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, window)
     slopes = _slopes(call, alibi_slopes, cum_seq_q)

@@ -13,7 +13,8 @@ import redblue as rb
 from redblue.kernels.gpu.paged import layout
 from redblue.kernels.gpu.planning.plan import Launch, Unplanned
 from redblue.meter.interpreter import counting
-from redblue.op.pytorch import interpreted, paged_gpu
+from redblue.op.pytorch import interpreted
+from redblue.op.pytorch.paged import gpu as paged_gpu
 from redblue.schedules.flash import ForwardTiles
 from support.drawn_pages import draw
 from support.examples import examples, thorough

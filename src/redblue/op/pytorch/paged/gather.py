@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.op.pages import lengths_of, table_of, whole_numbers
+from redblue.op.paged.pages import lengths_of, table_of, whole_numbers
 
 
 def used_keys(

@@ -9,8 +9,9 @@ import numpy as np
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import PagedArguments
-from redblue.op import api, paged_direct
+from redblue.op import api
 from redblue.op.checks import check_dtypes, check_flag
+from redblue.op.paged import direct
 from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ def attention_paged(
     tensors = q, k_pages, v_pages, page_table, lengths_k, cu_seqlens_q, prefix_pages
     record = options_of("attention_paged", options, PagedArguments)
     if api.is_torch(q):
-        from redblue.op.pytorch import paged_ops
+        from redblue.op.pytorch.paged import ops
 
-        if paged_ops.observed(q, k_pages, v_pages):
-            out, lse = paged_ops.attention_paged(*tensors, record)
+        if ops.observed(q, k_pages, v_pages):
+            out, lse = ops.attention_paged(*tensors, record)
             return (out, lse) if return_lse else out
-    out, lse = paged_direct.computed(*tensors, record, return_lse)
+    out, lse = direct.computed(*tensors, record, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -75,12 +76,12 @@ def append_paged(
     Raises RedblueError, naming the argument, and then writes nothing: for a table that is too short, for a page that
     does not exist, and for a row of a page that two sequences would write or that already holds a key.
     """
-    run = paged_direct.appended
+    run = direct.appended
     if api.is_torch(k):
-        from redblue.op.pytorch import paged_ops
+        from redblue.op.pytorch.paged import ops
 
-        if paged_ops.observed(k, v, k_pages, v_pages):
-            run = paged_ops.append_paged
+        if ops.observed(k, v, k_pages, v_pages):
+            run = ops.append_paged
     return run(k, v, k_pages, v_pages, page_table, lengths_k, cu_seqlens)
 
 

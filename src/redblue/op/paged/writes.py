@@ -8,8 +8,8 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.op import api
-from redblue.op.paged_forms import address_of, meet, span_of
-from redblue.op.pages import Sequences
+from redblue.op.paged.forms import address_of, meet, span_of
+from redblue.op.paged.pages import Sequences
 
 
 def check_writable(name: str, cache: Any) -> None:

@@ -10,16 +10,16 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu.arrays import element_strides
 from redblue.op import api
-from redblue.op.paged_call import check_cache, packed_rows
-from redblue.op.paged_forms import address_of
-from redblue.op.paged_writes import check_apart, check_columns, check_places, check_writable, column_of, copies_outside
-from redblue.op.pages import Sequences, lengths_of, table_of
+from redblue.op.paged.call import check_cache, packed_rows
+from redblue.op.paged.forms import address_of
+from redblue.op.paged.pages import Sequences, lengths_of, table_of
+from redblue.op.paged.writes import check_apart, check_columns, check_places, check_writable, column_of, copies_outside
 
 
 class _Target(NamedTuple):
     """The write to one cache, k_pages or v_pages. packed: the shape of the new rows, (total, heads, width).
 
-    copy: the core's copy task; None if the cache is not on the CPU. Like `Ready` of redblue.op.paged_cpu, a target is
+    copy: the core's copy task; None if the cache is not on the CPU. Like `Ready` of redblue.op.paged.cpu, a target is
     valid for all arrays of the same shapes, strides and types.
     """
 

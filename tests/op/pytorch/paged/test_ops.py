@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import redblue as rb
 from redblue import Mask, RedblueError
-from redblue.op.pytorch import paged_ops
+from redblue.op.pytorch.paged import ops
 from support.examples import thorough
 
 pytestmark = [
@@ -105,8 +105,8 @@ def test_opcheck():
 
 
 def test_eager_calls_do_without_the_ops(monkeypatch):
-    monkeypatch.setattr(paged_ops, "attention_paged", None)
-    monkeypatch.setattr(paged_ops, "append_paged", None)
+    monkeypatch.setattr(ops, "attention_paged", None)
+    monkeypatch.setattr(ops, "append_paged", None)
     k_pages, v_pages = cache()
     step(torch.randn(3, 1, 4, 8), torch.randn(3, 1, 2, 8), torch.randn(3, 1, 2, 5), k_pages, v_pages, TABLE, LENGTHS)
 

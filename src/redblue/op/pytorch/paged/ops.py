@@ -17,8 +17,8 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import TABLE, Options, PagedArguments, checked
 from redblue.masks import Mask
-from redblue.op import paged_call, paged_direct
-from redblue.op.paged_options import check_no_gradient
+from redblue.op.paged import call, direct
+from redblue.op.paged.options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.layouts import sums_of
 from redblue.op.pytorch.ops import library
@@ -54,7 +54,7 @@ def attention_paged(
     prefix_pages: int | None,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """paged_direct.computed as a call of the op."""
+    """direct.computed as a call of the op."""
     mask, tree = _mask_and_tree(options.mask)
     options = checked(options._replace(mask=None))
     arrays = {name: x for name, _, x in options.present_arrays()}
@@ -69,7 +69,7 @@ def attention_paged(
 def append_paged(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Any, lengths_k: Any, cu_seqlens: Any
 ) -> Any:
-    """paged_direct.appended as a call of the op. In graphs not made by torch.compile, the lengths stay a tensor."""
+    """direct.appended as a call of the op. In graphs not made by torch.compile, the lengths stay a tensor."""
     _check_tensors({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
     starts = None if cu_seqlens is None else _tensor("cu_seqlens", cu_seqlens)
@@ -80,7 +80,7 @@ def append_paged(
 def _mask_and_tree(mask: Any) -> tuple[MaskArgument, Tensor | None]:
     """The op's arguments for the mask of a user."""
     if mask is None or isinstance(mask, Mask):
-        return mask_argument(paged_call.window_of(mask), "auto", False), None
+        return mask_argument(call.window_of(mask), "auto", False), None
     return mask_argument(Mask.full(), "auto", False), _tensor("mask", mask)
 
 
@@ -117,24 +117,24 @@ def _attention(
     left, right, tree, *values = flat
     mask = _window(left, right) if tree is None else tree
     options = Options(mask, **dict(zip(_OPTIONS, values, strict=True)))
-    out, lse = paged_direct.computed(q, k, v, table, lengths, starts, prefix, options)
+    out, lse = direct.computed(q, k, v, table, lengths, starts, prefix, options)
     return out.contiguous(), lse.contiguous()
 
 
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    paged_call.check_cache({"q": q, "k_pages": k, "v_pages": v})
-    paged_call.check_heads(q, k)
+    call.check_cache({"q": q, "k_pages": k, "v_pages": v})
+    call.check_heads(q, k)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=sums_of(q.dtype))
 
 
 def _append(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any) -> Tensor:
-    return torch.from_numpy(paged_direct.appended(k, v, k_pages, v_pages, *others))
+    return torch.from_numpy(direct.appended(k, v, k_pages, v_pages, *others))
 
 
 def _fake_append(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, starts: Any
 ) -> Tensor:
-    paged_call.check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
+    call.check_cache({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
     return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
 
 

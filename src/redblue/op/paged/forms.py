@@ -18,9 +18,9 @@ _PLAIN = {type(None), str, float}  # types of options whose equal values mean eq
 def form_of(*arrays: Any) -> tuple[Any, ...] | None:
     """Shapes, strides and types; None unless all are arrays, or all are tensors, that the CPU reads in place."""
     if api.is_torch(arrays[0]):
-        from redblue.op.pytorch import paged_forms
+        from redblue.op.pytorch.paged import forms
 
-        return paged_forms.form_of(*arrays)
+        return forms.form_of(*arrays)
     form = []
     for x in arrays:
         if type(x) is not np.ndarray:

@@ -27,7 +27,7 @@ from redblue.kernels.gpu.planning.device import copied, in_use
 from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_sizes, plan
 from redblue.kernels.options import ARRAYS, Options, check_array
 from redblue.masks import Mask
-from redblue.op.paged_call import PagedCall
+from redblue.op.paged.call import PagedCall
 from redblue.op.pytorch.gpu import precision_of
 from redblue.op.pytorch.layouts import sums_of
 
@@ -173,8 +173,8 @@ def _known(request: _Request, device: torch.device) -> _Placed:
     return _Placed(layout, device, Arrays(*(copied(x, device) for x in on_device)))
 
 
-def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[tuple[int, int, list[int]]]:
-    """The core's nodes: (first key, stop key, sequences). Kernels read a node's keys once for all its sequences."""
+def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[_core.Node]:
+    """The core's nodes. Kernels read a node's keys once for all its sequences."""
     table = np.frombuffer(request.table, np.int64)
     (first, end), most = request.window, len(table) // max(1, len(lengths))
     sequences = _core.Sequences(

@@ -9,12 +9,13 @@ import numpy as np
 from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.kernels.options import Options
 from redblue.masks import Mask
-from redblue.op import api, paged_cpu
-from redblue.op.known_tables import known
-from redblue.op.paged_append import Places
-from redblue.op.paged_call import PagedCall, check_cache
-from redblue.op.paged_forms import bytes_into_row, distance_within, form_of, may_be_cached
-from redblue.op.paged_options import of_sequence
+from redblue.op import api
+from redblue.op.paged import cpu
+from redblue.op.paged.append import Places
+from redblue.op.paged.call import PagedCall, check_cache
+from redblue.op.paged.forms import bytes_into_row, distance_within, form_of, may_be_cached
+from redblue.op.paged.known_tables import known
+from redblue.op.paged.options import of_sequence
 
 
 def computed(
@@ -41,10 +42,10 @@ def computed(
         call = checked()
         if not _on_cpu(call):
             return _on_gpu(call, page_table) or _gathered(call)
-        return paged_cpu.run(paged_cpu.ready(call, call.q), call.q, call.k, call.v)[:2]
+        return cpu.run(cpu.ready(call, call.q), call.q, call.k, call.v)[:2]
     facts = form, bytes_into_row(k_pages, v_pages), prefix_pages, options
-    made = known((page_table, lengths_k, cu_seqlens_q), facts, lambda: paged_cpu.ready(checked(), q))
-    return paged_cpu.run(made, q, k_pages, v_pages, wants_lse)[:2]
+    made = known((page_table, lengths_k, cu_seqlens_q), facts, lambda: cpu.ready(checked(), q))
+    return cpu.run(made, q, k_pages, v_pages, wants_lse)[:2]
 
 
 def appended(
@@ -82,9 +83,9 @@ def _on_gpu(call: PagedCall, page_table: Any) -> tuple[Any, Any] | None:
     from redblue.op.pytorch import ops
 
     ops.gpu_kernels()
-    from redblue.op.pytorch import paged_gpu
+    from redblue.op.pytorch.paged import gpu
 
-    return paged_gpu.attend(call, page_table)
+    return gpu.attend(call, page_table)
 
 
 def _gathered(call: PagedCall) -> tuple[Any, Any]:

@@ -17,9 +17,9 @@ from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
-from redblue.op.known_tables import known
-from redblue.op.paged_options import check_no_gradient, expanded
-from redblue.op.pages import Sequences, lengths_of, on_cpu, table_of, whole_numbers
+from redblue.op.paged.known_tables import known
+from redblue.op.paged.options import check_no_gradient, expanded
+from redblue.op.paged.pages import Sequences, lengths_of, on_cpu, table_of, whole_numbers
 from redblue.op.varlen import lengths_between
 
 CAUSAL = Mask.causal(align="bottom-right")

@@ -12,7 +12,7 @@ from redblue.kernels.cpu import paged
 from redblue.kernels.cpu.arrays import element_strides
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.op import api
-from redblue.op.paged_call import PagedCall
+from redblue.op.paged.call import PagedCall
 
 Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 

@@ -9,7 +9,7 @@ import pytest
 
 import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.op import known_tables, paged_append, paged_cpu
+from redblue.op.paged import append, cpu, known_tables
 
 torch = pytest.importorskip("torch")
 
@@ -49,8 +49,8 @@ def same_as_afresh(*arguments: Any, **options: Any) -> None:
 @LIBRARIES
 def test_layers_share_what_is_known_of_one_table(library, monkeypatch):
     made = []
-    ready = paged_cpu.ready
-    monkeypatch.setattr(paged_cpu, "ready", lambda *arguments: made.append(arguments) or ready(*arguments))
+    ready = cpu.ready
+    monkeypatch.setattr(cpu, "ready", lambda *arguments: made.append(arguments) or ready(*arguments))
     for layer in range(3):
         same_as_afresh(*of(library, *call(10 * layer), TABLE, LENGTHS))
     assert len(made) == 1 + 3  # once for the layers, and three times without reuse
@@ -109,8 +109,8 @@ def test_what_is_refused_stays_refused():
 @LIBRARIES
 def test_layers_share_what_is_known_of_one_write(library, monkeypatch):
     made = []
-    target = paged_append._target
-    monkeypatch.setattr(paged_append, "_target", lambda *arguments: made.append(arguments) or target(*arguments))
+    target = append._target
+    monkeypatch.setattr(append, "_target", lambda *arguments: made.append(arguments) or target(*arguments))
     for layer in range(3):
         _, k_pages, v_pages = (x.clone() for x in call(layer))
         new, wanted = normal(layer, 2, 2, H_KV, D), k_pages.clone()

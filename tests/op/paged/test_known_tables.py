@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import redblue as rb
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import Options
-from redblue.op import known_tables, pages
-from redblue.op.paged_call import PagedCall
+from redblue.op.paged import known_tables, pages
+from redblue.op.paged.call import PagedCall
 
 torch = pytest.importorskip("torch")
 
@@ -35,7 +35,7 @@ def checks(monkeypatch) -> list[Any]:
         made.append(arguments)
         return table_of(*arguments)
 
-    monkeypatch.setattr("redblue.op.paged_call.table_of", counted)
+    monkeypatch.setattr("redblue.op.paged.call.table_of", counted)
     return made
 
 
