@@ -107,7 +107,7 @@ def test_the_first_phase_is_longer_because_the_cache_starts_empty():
 def steps_of_a_phase(direction, sets):
     """Count the products that sets of words allow, named as in Theorem 6.
 
-    sets: boolean arrays, q, k, dout, v, rows x or keys x features; g: dQ or G; dk, o: O or dV; s, p: pairs that begin
+    sets: boolean arrays, q, k, dout, v, rows x or keys x features; g: dQ or J; dk, o: O or dV; s, p: pairs that begin
     or cross on the side of the scores, and of dP.
     """
     q, k, c, v = (sets[name].astype(int) for name in ("q", "k", "c", "v"))

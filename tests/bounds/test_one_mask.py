@@ -88,25 +88,25 @@ def test_exact_covers_say_no_less(data, direction, words):
 def earned(kappa, task, words, pairs):
     """The gain that Theorem 5 (docs/lab/theory.md) allows a phase with this distribution of words, by products.
 
-    words: the words of Q (a1), K (b1), dO (a2), V (b2) and of three output arrays, then t1 and t2. pairs: the number of
-    pairs whose scores the phase works on.
+    words: the words of Q (a_s), K (b_s), dO (a_d), V (b_d) and of three output arrays, then t_s and t_d. pairs:
+    the number of pairs whose scores the phase works on.
     """
     d, d_v, w = task.d, task.d_v, task.weights
-    a1, b1, a2, b2, x, y, z, t1, t2 = words
+    a_s, b_s, a_d, b_d, x, y, z, t_s, t_d = words
 
     def products(r, c, e, size):
         """The most products with factors of r and c words, equal for all features, in e pairs."""
         r, c = min(int(r / size), kappa.shape[0] - 1), min(int(c / size), kappa.shape[1] - 1)
         return min(e, kappa[r, c])
 
-    whole, whole_dp = products(a1, b1, math.inf, d), products(a2, b2, math.inf, d_v)
-    e = max(pairs, t2 if task.direction == "backward" else t1)
-    if task.direction == "forward":  # b2: V, x: O
-        gain = w.scores * products(a1, b1, e, d) - w.scores_start * (e - t1)
-        return gain + w.p * products(x, b2, whole + t1, d_v)
-    gain = w.dp * products(a2, b2, e, d_v) - w.dp_start * (e - t2) + w.p * products(a2, x, whole + t1, d_v)
-    from_ds = min(whole, whole_dp) + t1 + t2
-    return gain + w.ds * (products(y, b1, from_ds, d) + products(a1, z, from_ds, d))
+    whole, whole_dp = products(a_s, b_s, math.inf, d), products(a_d, b_d, math.inf, d_v)
+    e = max(pairs, t_d if task.direction == "backward" else t_s)
+    if task.direction == "forward":  # b_d: V, x: O
+        gain = w.scores * products(a_s, b_s, e, d) - w.scores_start * (e - t_s)
+        return gain + w.p * products(x, b_d, whole + t_s, d_v)
+    gain = w.dp * products(a_d, b_d, e, d_v) - w.dp_start * (e - t_d) + w.p * products(a_d, x, whole + t_s, d_v)
+    from_ds = min(whole, whole_dp) + t_s + t_d
+    return gain + w.ds * (products(y, b_s, from_ds, d) + products(a_s, z, from_ds, d))
 
 
 @examples(60)

@@ -18,22 +18,22 @@ WEIGHTS = {
 
 def earned(direction, xi, xi_v, w, words, started):
     """The gain that Theorem 3 (docs/lab/theory.md) allows a phase with these words (arrays of shares of W)."""
-    t1, t2, a1, b1, a2, b2, y, z, more1, more2 = words
-    whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
-    from_p, from_ds = whole + t1, np.minimum(whole + t1, whole_dp) + t2
+    t_s, t_d, a_s, b_s, a_d, b_d, y, z, more1, more2 = words
+    whole, whole_dp = a_s * b_s / xi**2, a_d * b_d / xi_v**2
+    from_p, from_ds = whole + t_s, np.minimum(whole + t_s, whole_dp) + t_d
 
     def products(r, c, pairs, size):
         return np.minimum(np.sqrt(r * c * pairs) / size, pairs)
 
-    gain = w.scores * products(a1, b1, t1 + started[0], xi) - w.scores_start * started[0]
-    gain = gain + w.dp * products(a2, b2, t2 + started[1], xi_v) - w.dp_start * started[1]
+    gain = w.scores * products(a_s, b_s, t_s + started[0], xi) - w.scores_start * started[0]
+    gain = gain + w.dp * products(a_d, b_d, t_d + started[1], xi_v) - w.dp_start * started[1]
     if direction == "forward":  # y: V, z: O
         gain = gain + w.p * products(y, z, from_p, xi_v)
-    elif direction == "backward":  # dO is a2, z: dV; dQ takes K, dK takes Q
-        gain = gain + w.p * products(a2, z, from_p, xi_v)
-        gain = gain + w.ds * (products(more1, b1, from_ds, xi) + products(a1, more2, from_ds, xi))
-    else:  # V is b2, z: O; dS A2
-        gain = gain + w.p * products(z, b2, from_p, xi_v) + w.ds * products(more1, b1, from_ds, xi)
+    elif direction == "backward":  # dO is a_d, z: dV; dQ takes K, dK takes Q
+        gain = gain + w.p * products(a_d, z, from_p, xi_v)
+        gain = gain + w.ds * (products(more1, b_s, from_ds, xi) + products(a_s, more2, from_ds, xi))
+    else:  # V is b_d, z: O; dS A2
+        gain = gain + w.p * products(z, b_d, from_p, xi_v) + w.ds * products(more1, b_s, from_ds, xi)
     return gain
 
 

@@ -20,27 +20,27 @@ def spent(direction, xi, xi_v, kept, words, shares, w):
     words: of the pairs of both sides, of Q, K, dO, V and of the result arrays. shares: of crossing pairs whose scores
     (or dP) the phase continues; of the possible products with P and with dS that it computes; of pairs that it begins.
     """
-    t1, t2, a1, b1, a2, b2, y, z, more = words
-    continued1, continued2, made_p, made_ds, begun1, begun2 = shares
-    whole, whole_dp = a1 * b1 / xi**2, a2 * b2 / xi_v**2
-    from_p = whole + t1
+    t_s, t_d, a_s, b_s, a_d, b_d, y, z, more = words
+    continued_s, continued_d, made_p, made_ds, begun_s, begun_d = shares
+    whole, whole_dp = a_s * b_s / xi**2, a_d * b_d / xi_v**2
+    from_p = whole + t_s
     complete = np.minimum(from_p, whole_dp)
 
     def steps(r, c, pairs, size):
         return np.minimum(np.sqrt(r * c * pairs) / size, pairs)
 
-    gain = w.scores * steps(a1, b1, continued1 * t1 + begun1, xi) - w.scores_start * begun1
-    gain = gain + w.dp * steps(a2, b2, continued2 * t2 + begun2, xi_v) - w.dp_start * begun2
-    from_ds = complete + t2
+    gain = w.scores * steps(a_s, b_s, continued_s * t_s + begun_s, xi) - w.scores_start * begun_s
+    gain = gain + w.dp * steps(a_d, b_d, continued_d * t_d + begun_d, xi_v) - w.dp_start * begun_d
+    from_ds = complete + t_d
     p = made_p * steps(
-        *((y, z) if direction == "forward" else (a2, z) if direction == "recomputed" else (z, b2)), from_p, xi_v
+        *((y, z) if direction == "forward" else (a_d, z) if direction == "recomputed" else (z, b_d)), from_p, xi_v
     )
-    ds = [made_ds * steps(more, b1, from_ds, xi)] if direction != "forward" else [0 * t1]
+    ds = [made_ds * steps(more, b_s, from_ds, xi)] if direction != "forward" else [0 * t_s]
     if direction == "recomputed":
-        ds.append(made_ds * steps(a1, y, from_ds, xi))
+        ds.append(made_ds * steps(a_s, y, from_ds, xi))
     results = {"forward": z, "recomputed": z + more + y, "gradient_x": z + more}[direction]
     stores = (
-        results + np.maximum(continued1 * t1, p - whole) + np.maximum(continued2 * t2, sum(ds) / len(ds) - complete)
+        results + np.maximum(continued_s * t_s, p - whole) + np.maximum(continued_d * t_d, sum(ds) / len(ds) - complete)
     )
     return words.sum(axis=0) + np.maximum(0, stores - kept), gain + w.p * p + w.ds * sum(ds)
 

@@ -104,7 +104,7 @@ def small_recomputed(s: Sizes, reach: int) -> int:
 
 
 def small_gradient_x(s: Sizes, reach: int) -> int:
-    """Theorem 6: the products S, O, dP and G. If d_v > d, products with V count sqrt(d / d_v), since V is computed."""
+    """Theorem 6: the products S, O, dP and J. If d_v > d, products with V count sqrt(d / d_v), since V is computed."""
     values = math.isqrt(s.d * s.d_v * SCALE**2) if s.d_v > s.d else s.d_v * SCALE
     return _products((2 * s.pairs * (s.d * SCALE + values), SCALE), min(s.d, s.d_v), reach)
 
@@ -136,7 +136,7 @@ def large_backward(s: Sizes, reach: int) -> int:
 def large_gradient_x(s: Sizes, reach: int) -> int:
     """Theorem 7: at most W^2 / 40 d^2 whole pairs per phase at d = d_v.
 
-    a, b: the weights of all steps of a pair in O, and in G. A step of O does not count in the phase that finishes the
+    a, b: the weights of all steps of a pair in O, and in J. A step of O does not count in the phase that finishes the
     step's word of O.
     """
     d, d_v = s.d, s.d_v

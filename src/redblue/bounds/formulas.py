@@ -81,7 +81,7 @@ def _sizes(p: Problem) -> closed.Sizes:
 
 
 def _net(p: Problem, charges: int) -> int:
-    """Convert charges to words: for the gradient by X, the sums of O and G begin without a load, and dX is stored."""
+    """Convert charges to words: for the gradient by X, the sums of O and J begin without a load, and dX is stored."""
     return charges - _begun(p) + _outputs(p)
 
 

@@ -6,8 +6,8 @@ columns of this mask, replaces that count. Take a product with s = d or d_v feat
 pairs. The phase forms at most s min(e, sigma(e) n / s) of its multiplications, with sigma(e) = sup min(e, K(u)) / u.
 Without a mask, sigma(e) = sqrt(e) / 2, which is the Loomis-Whitney inequality.
 
-The phase problem is bounded from above by branch and bound over three numbers of words: of Q and K (A1), of dO and V
-(A2, backward only), and of scores and probabilities of pairs (t). The gain of a phase increases with the number of its
+The phase problem is bounded from above by branch and bound over three numbers of words: of Q and K (A_S), of dO and V
+(A_D, backward only), and of scores and probabilities of pairs (t). The gain of a phase increases with the number of its
 pairs and with the number of its remaining words. The gain in a box is therefore at most that for the pairs at its upper
 end and the remaining words at its lower end. This needs no concavity of K.
 """
@@ -114,7 +114,7 @@ def max_earned(cover: Cover, task: Task, enough: float = math.inf) -> float:
 
 
 def _max_gain(cover: Cover, task: Task, scores_gain: Any, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return an upper bound of the gain in each box. low, high: (3, boxes), words of Q and K, of dO and V, of pairs."""
+    """Return an upper bound of the gain in each box. low, high: (3, boxes), the ends of A_S, A_D and t."""
     w, d, d_v = task.weights, task.d, task.d_v
     whole = cover.most(high[0] / d)
     left = task.words - low.sum(axis=0)  # words left for outputs (and, forward, for V)

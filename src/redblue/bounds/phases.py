@@ -8,10 +8,10 @@ holds the values of Theorem 10, in which stores count as well.
 
 All quantities are in units of W words. Four branching variables in [0, 1] are the shares of the W words that are
 
-    t1  words of one pair's score or probability          alpha  geometric mean of the words of Q and of K
-    t2  words of one pair's dP                            beta   geometric mean of the words of dO and of V
+    t_S  words of one pair's score or probability         alpha = sqrt(a_S b_S), of the words of Q and of K
+    t_D  words of one pair's dP                           beta = sqrt(a_D b_D), of the words of dO and of V
 
-with 2 alpha + 2 beta + t1 + t2 <= 1. Convex duality bounds the use of the remaining words, mostly accumulators.
+with 2 alpha + 2 beta + t_S + t_D <= 1. Convex duality bounds the use of the remaining words, mostly accumulators.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Weights(NamedTuple):
 class Point(NamedTuple):
     """Values of the branching variables: numbers, or arrays over boxes."""
 
-    t1: Any
+    t_s: Any
     alpha: Any
-    t2: Any
+    t_d: Any
     beta: Any
 
 
@@ -103,8 +103,8 @@ class PhaseProblem:
         numbers is taken, so that the result is convex in each single variable for every x.
         """
         whole, dp = (x.alpha / self.xi) ** 2, (x.beta / self.xi_v) ** 2
-        fewer = np.where((by.alpha / self.xi) ** 2 + by.t1 <= (by.beta / self.xi_v) ** 2, whole + x.t1, dp)
-        return Pairs(whole + x.t1, fewer + x.t2, whole, fewer)
+        fewer = np.where((by.alpha / self.xi) ** 2 + by.t_s <= (by.beta / self.xi_v) ** 2, whole + x.t_s, dp)
+        return Pairs(whole + x.t_s, fewer + x.t_d, whole, fewer)
 
     @property
     def fees(self) -> np.ndarray:
@@ -158,7 +158,7 @@ def _inner(problem: PhaseProblem, x: Point, pairs: Pairs, dual: Dual) -> Any:
     paid = paid + x.beta * np.sqrt(np.maximum(price**2 - v2, 0))
     capped = (1 - dual.ds) * n * ds * pairs.ds + (1 - dual.p) * p * pairs.p
     free = p_fee * pairs.whole_p + ds_fee * pairs.whole_ds  # pairs computed from inputs need no store
-    return price * (1 + stored * problem.kept - x.t1 - x.t2) / 2 - paid + capped + free
+    return price * (1 + stored * problem.kept - x.t_s - x.t_d) / 2 - paid + capped + free
 
 
 def _chains(problem: PhaseProblem, x: Point, top: Point, dual: Dual) -> Any:
@@ -172,8 +172,8 @@ def _chains(problem: PhaseProblem, x: Point, top: Point, dual: Dual) -> Any:
     p_fee, ds_fee, *_ = _net(problem, dual)
     word = dual.price / 2 * dual.stored
     sides = (
-        (w.scores, w.scores_start, x.t1, x.alpha, top.t1, top.alpha, problem.xi, word - p_fee),
-        (w.dp, w.dp_start, x.t2, x.beta, top.t2, top.beta, problem.xi_v, word - ds_fee),
+        (w.scores, w.scores_start, x.t_s, x.alpha, top.t_s, top.alpha, problem.xi, word - p_fee),
+        (w.dp, w.dp_start, x.t_d, x.beta, top.t_d, top.beta, problem.xi_v, word - ds_fee),
     )
     for weight, start, t, words, t_top, words_top, xi, fee in sides:
         if weight:
@@ -247,7 +247,7 @@ def _upper(problem: PhaseProblem, low: Point, high: Point) -> Any:
         ds=np.minimum(dual.ds, price * problem.xi / np.sqrt(ds**2 * pairs.ds + TINY)),
         p=np.minimum(dual.p, price * problem.xi_v / np.sqrt(p**2 * pairs.p + TINY)),
     )
-    best = np.full(np.shape(middle.t1), -np.inf)
+    best = np.full(np.shape(middle.t_s), -np.inf)
     for corner in CORNERS:
         x = Point(*(b if up else a for up, a, b in zip(corner, low, high, strict=True)))
         best = np.maximum(best, _gain(problem, x, problem.supply(x, middle), high, dual))
