@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 120  # as [tool.ruff] says
-MAX_BYTES = 100 << 10  # of data and pictures
+MAX_BYTES = 100_000  # of data and pictures
 MAX_LINES = 60  # of a function of the C++ core
 DATA = (".csv", ".json", ".jsonl", ".png", ".svg", ".txt")
 TEXTS = (".py", ".pyi", ".h", ".cpp", ".md", ".toml", ".txt", ".jinja", ".css", ".js")

@@ -20,7 +20,7 @@ from redblue.studies.experiments.experiment import Experiment, Point, Row, Table
 HUES = {  # direction -> colour
     "forward": COLOURS["light"]["large-cache"],
     "backward": COLOURS["light"]["small-cache"],
-    "gradient by X": COLOURS["light"]["between"],
+    "gradient_x": COLOURS["light"]["between"],
 }
 PLANS, SEARCHES = "plans", "best tiles of one boundary alone"
 QUICK_MODELS, QUICK_MACHINES = ("gpt2", "bert-large"), ("t4", "zen5-server")
@@ -47,7 +47,7 @@ def _key(problem: Problem) -> tuple[str, str]:
     """The stream of a problem as text, and its direction: words over the bound are the same for equal streams."""
     stream = problem.one_stream()
     sizes = f"{stream.n_q:,} x {stream.n_k:,}, d {_either(stream.d, stream.d_v)}"
-    return f"{sizes}, {mask_text(problem.mask)}", _name(problem.direction)
+    return f"{sizes}, {mask_text(problem.mask)}", problem.direction
 
 
 def _name(direction: str) -> str:
@@ -115,7 +115,7 @@ def quantile(rows: list[Row], share: float, key: str = "gap") -> float:
 def figure(rows: list[Row]) -> alt.LayerChart:
     """The cumulative share of plans over words / bound; one line for each direction."""
     values = [
-        {"gap": gap, "share": share, "direction": direction, "of": of}
+        {"gap": gap, "share": share, "direction": _name(direction), "of": of}
         for direction in HUES
         for of, key in ((PLANS, "gap"), (SEARCHES, "free_gap"))
         for gap, share in _shares(fitting(rows, direction, key), key)
@@ -129,7 +129,9 @@ def figure(rows: list[Row]) -> alt.LayerChart:
     )
     y = alt.Y("share:Q", title="share of plans with at most this ratio", axis=alt.Axis(format="%"))
     colour = alt.Color(
-        "direction:N", scale=alt.Scale(domain=list(HUES), range=list(HUES.values())), legend=alt.Legend(title=None)
+        "direction:N",
+        scale=alt.Scale(domain=[*map(_name, HUES)], range=list(HUES.values())),
+        legend=alt.Legend(title=None),
     )
     dash = alt.StrokeDash("of:N", scale=alt.Scale(domain=[PLANS, SEARCHES], range=[[1, 0], [4, 3]]), title=None)
     guides = alt.Chart(alt.Data(values=[{"share": 0.5}, {"share": 0.9}]))
@@ -156,7 +158,7 @@ def tables(rows: list[Row]) -> list[Table]:
     for direction in HUES:
         own = fitting(rows, direction)
         figures = [f"{quantile(own, share, key):.2f}" for key in ("gap", "free_gap") for share in (0.5, 0.9, 1)]
-        summary.append((direction, f"{sum(row['plans'] for row in own):,}", *figures))
+        summary.append((_name(direction), f"{sum(row['plans'] for row in own):,}", *figures))
     return [
         Table("Words over the lower bound", columns, summary),
         Table("The goals", ("direction", "statistic", "reached", "goal", "met"), list(_beside_aims(rows)), 2),
@@ -190,7 +192,7 @@ def _problem_lines(rows: list[Row]) -> list[tuple[str, ...]]:
     for problem, direction in dict.fromkeys((row["problem"], row["direction"]) for row in rows):
         own = [row for row in fitting(rows, direction) if row["problem"] == problem]
         shares = (f"{quantile(own, share):.2f}" for share in (0.5, 0.9, 1))
-        lines.append((problem, direction, f"{sum(row['plans'] for row in own):,}", *shares))
+        lines.append((problem, _name(direction), f"{sum(row['plans'] for row in own):,}", *shares))
     return lines
 
 
@@ -199,7 +201,7 @@ def _worst(rows: list[Row], direction: str) -> list[tuple[str, ...]]:
     worst = {row["problem"]: row for row in fitting(rows, direction)}  # the last one of each problem
     return [
         (
-            *(row["problem"], direction, row["where"], f"{row['M']:,}", f"`{row['schedule']}`"),
+            *(row["problem"], _name(direction), row["where"], f"{row['M']:,}", f"`{row['schedule']}`"),
             *(f"{row['gap']:.2f}", f"{row['free_gap']:.2f}"),
         )
         for row in sorted(worst.values(), key=lambda row: -row["gap"])[:LISTED]
@@ -209,11 +211,11 @@ def _worst(rows: list[Row], direction: str) -> list[tuple[str, ...]]:
 def findings(rows: list[Row]) -> list[str]:
     lines = []
     for direction in HUES:
-        own = fitting(rows, direction)
+        own, name = fitting(rows, direction), _name(direction)
         total, tight = (sum(row["plans"] for row in some) for some in (own, [row for row in own if row["gap"] <= 1.05]))
         worst = own[-1]
         lines.append(
-            f"{direction[0].upper()}{direction[1:]}: half of the plans move at most {quantile(own, 0.5):.2f} times the "
+            f"{name[0].upper()}{name[1:]}: half of the plans move at most {quantile(own, 0.5):.2f} times the "
             f"lower bound, and nine of ten at most {quantile(own, 0.9):.2f} times. {tight / total:.0%} of the plans "
             f"exceed the bound by at most 5 %. The worst plan moves {worst['gap']:.2f} times the bound "
             f"(`{worst['schedule']}` for {worst['problem']}, on {worst['where']})."
