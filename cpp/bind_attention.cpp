@@ -296,12 +296,12 @@ void bind_row_copy(nb::module_& m) {
           "source"_a, "cache"_a, "threads"_a);
 }
 
-// The nodes of the trie of a call's page tables, as tuples (first key, stop key, members).
-nb::list nodes_of(const redblue::PagedCall& call) {
-  nb::list nodes;
-  for (const redblue::Node& node : redblue::shared_nodes(call))
-    nodes.append(nb::make_tuple(node.first, node.stop, node.members));
-  return nodes;
+void bind_nodes(nb::module_& m) {
+  nb::class_<redblue::Node>(m, "Node")
+      .def_ro("first", &redblue::Node::first)
+      .def_ro("stop", &redblue::Node::stop)
+      .def_ro("members", &redblue::Node::members);
+  m.def("shared_nodes", &redblue::shared_nodes, "call"_a);
 }
 
 std::pair<std::int64_t, std::int64_t> run_paged(const Isa& isa, const redblue::PagedCall& call) {
@@ -345,9 +345,9 @@ void bind_attention(nb::module_& m) {
   bind_call(m);
   bind_paged_call(m);
   bind_row_copy(m);
+  bind_nodes(m);
   m.def("attention_paged", run_paged, "isa"_a, "call"_a);
   m.def("attention_paged_on", run_paged_on, "isa"_a, "call"_a, "threads"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a);
-  m.def("shared_nodes", nodes_of, "call"_a);
   m.def(
       "same_bytes",
       [](Address a, Address b, std::size_t bytes) { return !std::memcmp(pointer<void>(a), pointer<void>(b), bytes); },

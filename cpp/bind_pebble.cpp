@@ -15,7 +15,7 @@ void bind_board(nb::module_& m) {
           "__init__",
           [](redblue::PebbleBoard* self, const Lines& starts, const Lines& parents, const Lines& words,
              const Lines& capacities, const Flags& blue, const Flags& free, bool once, bool partial, bool sliding,
-             bool keeps_sinks) {
+             bool sinks_end_blue) {
             redblue::PebbleBoard board{to_vector(starts),
                                        to_vector(parents),
                                        to_vector(words),
@@ -25,12 +25,12 @@ void bind_board(nb::module_& m) {
                                        once,
                                        partial,
                                        sliding,
-                                       keeps_sinks};
+                                       sinks_end_blue};
             board.check();
             new (self) redblue::PebbleBoard(std::move(board));
           },
           "starts"_a, "parents"_a, "words"_a, "capacities"_a, "blue"_a, "free"_a, "once"_a = false, "partial"_a = false,
-          "sliding"_a = false, "keeps_sinks"_a = true);
+          "sliding"_a = false, "sinks_end_blue"_a = true);
 }
 
 void bind_player(nb::module_& m) {
@@ -80,42 +80,60 @@ bool keeps_on(const nb::callable& keep_on, const redblue::PebbleProgress& at) {
     return false;
   }
   try {
-    return nb::cast<bool>(keep_on(at.cost, at.lower_bound, at.expanded, at.stored));
+    return nb::cast<bool>(keep_on(at));
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_KeyboardInterrupt)) throw;
     return false;
   }
 }
 
+void bind_search_structs(nb::module_& m) {
+  using redblue::PebbleCosts;
+  using redblue::PebbleLimits;
+  using redblue::PebbleProgress;
+  using redblue::PebbleResult;
+  nb::class_<PebbleCosts>(m, "PebbleCosts")
+      .def(
+          "__init__",
+          [](PebbleCosts* self, std::int64_t load, std::int64_t store, std::int64_t compute) {
+            new (self) PebbleCosts{load, store, compute};
+          },
+          "load"_a, "store"_a, "compute"_a)
+      .def_ro("load", &PebbleCosts::load)
+      .def_ro("store", &PebbleCosts::store)
+      .def_ro("compute", &PebbleCosts::compute);
+  nb::class_<PebbleLimits>(m, "PebbleLimits")
+      .def(
+          "__init__",
+          [](PebbleLimits* self, double seconds, std::int64_t bytes, int beam, int symmetries) {
+            new (self) PebbleLimits{seconds, bytes, beam, symmetries, {}};
+          },
+          "seconds"_a, "bytes"_a, "beam"_a, "symmetries"_a);
+  nb::class_<PebbleProgress>(m, "PebbleProgress")
+      .def_ro("cost", &PebbleProgress::cost)
+      .def_ro("lower_bound", &PebbleProgress::lower_bound)
+      .def_ro("expanded", &PebbleProgress::expanded)
+      .def_ro("stored", &PebbleProgress::stored);
+  nb::class_<PebbleResult>(m, "PebbleResult")
+      .def_prop_ro("cost", [](const PebbleResult& self) { return self.at.cost; })
+      .def_prop_ro("lower_bound", [](const PebbleResult& self) { return self.at.lower_bound; })
+      .def_prop_ro("expanded", [](const PebbleResult& self) { return self.at.expanded; })
+      .def_ro("proved", &PebbleResult::proved)
+      .def_prop_ro("kinds", [](const PebbleResult& self) { return copied(self.kinds); }, nb::rv_policy::automatic)
+      .def_prop_ro("nodes", [](const PebbleResult& self) { return copied(self.nodes); }, nb::rv_policy::automatic)
+      .def_prop_ro("parents", [](const PebbleResult& self) { return copied(self.parents); }, nb::rv_policy::automatic);
+}
+
 void bind_search(nb::module_& m) {
   m.def(
       "search_pebbles",
-      [](const Lines& starts, const Lines& parents, const Lines& words, const Flags& blue, std::int64_t red,
-         const std::array<std::int64_t, 3>& costs, const std::array<bool, 4>& flags, double seconds, std::int64_t bytes,
-         int beam, int symmetries, const nb::callable& keep_on) {
-        const auto [once, partial, sliding, sinks_end_blue] = flags;
-        const redblue::PebbleTask task{to_vector(starts),
-                                       to_vector(parents),
-                                       to_vector(words),
-                                       to_vector(blue),
-                                       red,
-                                       costs[0],
-                                       costs[1],
-                                       costs[2],
-                                       once,
-                                       partial,
-                                       sliding,
-                                       sinks_end_blue};
-        const auto asks = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
-        const redblue::PebbleResult result = [&] {
-          const nb::gil_scoped_release others_may_run;
-          return redblue::search_pebbles(task, {seconds, bytes, beam, symmetries, asks});
-        }();
-        return nb::make_tuple(result.at.cost, result.at.lower_bound, result.proved, result.at.expanded,
-                              copied(result.kinds), copied(result.nodes), copied(result.parents));
+      [](const redblue::PebbleBoard& board, const redblue::PebbleCosts& costs, redblue::PebbleLimits limits,
+         const nb::callable& keep_on) {
+        limits.keep_on = [&](const redblue::PebbleProgress& at) { return keeps_on(keep_on, at); };
+        const nb::gil_scoped_release others_may_run;
+        return redblue::search_pebbles({board, costs}, limits);
       },
-      "starts"_a, "parents"_a, "words"_a, "blue"_a, "red"_a, "costs"_a, "flags"_a, "seconds"_a, "bytes"_a, "beam"_a,
-      "symmetries"_a, "keep_on"_a);
+      "board"_a, "costs"_a, "limits"_a, "keep_on"_a);
 }
 
 }  // namespace
@@ -124,5 +142,6 @@ void bind_pebble(nb::module_& m) {
   bind_board(m);
   bind_player(m);
   bind_referee(m);
+  bind_search_structs(m);
   bind_search(m);
 }

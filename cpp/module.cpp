@@ -35,13 +35,17 @@ void bind_isas(nb::module_& m) {
 }
 
 void bind_meter(nb::module_& m) {
+  using redblue::Output;
+  nb::class_<Output>(m, "Output")
+      .def(
+          "__init__",
+          [](Output* self, std::uintptr_t address, std::size_t bytes) { new (self) Output{address, bytes}; },
+          "address"_a, "bytes"_a);
   m.def("under_valgrind", &redblue::under_valgrind);
   m.def(
       "meter_arm",
-      [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& outputs, std::size_t line_bytes) {
-        std::vector<redblue::Output> kept;
-        for (const auto& [address, bytes] : outputs) kept.push_back({address, bytes});
-        redblue::meter().arm(std::move(kept), line_bytes);
+      [](std::vector<Output> outputs, std::size_t line_bytes) {
+        redblue::meter().arm(std::move(outputs), line_bytes);
       },
       "outputs"_a, "line_bytes"_a);
   m.def("meter_start", [] { redblue::meter().start(); });
@@ -104,9 +108,16 @@ void bind_simulator(nb::module_& m) {
       .def_ro("write_backs", &redblue::LineCounts::write_backs)
       .def_ro("dead_write_backs", &redblue::LineCounts::dead_write_backs);
 
+  using redblue::CacheShape;
+  nb::class_<CacheShape>(m, "CacheShape")
+      .def(
+          "__init__",
+          [](CacheShape* self, std::int64_t sets, std::int64_t ways) { new (self) CacheShape{sets, ways}; },
+          "sets"_a, "ways"_a);
+
   nb::class_<redblue::CacheHierarchy>(m, "CacheHierarchy")
-      .def(nb::init<const std::vector<std::pair<std::int64_t, std::int64_t>>&, std::int64_t, bool, bool>(),
-           "shapes"_a, "line_words"_a, "fetch_on_write"_a = false, "records"_a = false)
+      .def(nb::init<const std::vector<CacheShape>&, std::int64_t, bool, bool>(), "shapes"_a, "line_words"_a,
+           "fetch_on_write"_a = false, "records"_a = false)
       .def(
           "play",
           [](redblue::CacheHierarchy& self, const Lines& lines, const Kinds& kinds) {

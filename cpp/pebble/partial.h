@@ -92,8 +92,8 @@ class PartialRules {
       mark(s, step.node, edge(step.node, step.parent), record);
     else
       record(kCompute, step.node);
-    return board_.task.store * board_.words(step.stored) + board_.task.load * board_.words(loaded) +
-           board_.task.compute + settle(s, record);
+    return board_.task.costs.store * board_.words(step.stored) + board_.task.costs.load * board_.words(loaded) +
+           board_.task.costs.compute + settle(s, record);
   }
 
   template <class Record>
@@ -110,7 +110,7 @@ class PartialRules {
       if (board_.task.sinks_end_blue) {
         each(unsaved, [&](int v) { record(kStore, v); });
         s.blue |= unsaved;
-        cost += board_.task.store * board_.words(unsaved);
+        cost += board_.task.costs.store * board_.words(unsaved);
       } else {
         live |= unsaved;
       }
@@ -121,7 +121,7 @@ class PartialRules {
       if (next < 0) return cost;
       s.red |= bit<Bits>(heads_[next]);
       mark(s, heads_[next], next, record);
-      cost += board_.task.compute;
+      cost += board_.task.costs.compute;
     }
   }
 
@@ -143,8 +143,9 @@ class PartialRules {
     for (int v = 0; v < board_.n; ++v)
       if (!s.marked.covers(out_[v]) || !s.marked.covers(into_[v])) wanted |= bit<Bits>(v);
     const Bits stores = board_.task.sinks_end_blue ? board_.sinks & (wanted | ~s.blue) & board_.all : Bits(0);
-    return board_.task.load * board_.words(wanted & s.blue & ~s.red) + board_.task.store * board_.words(stores) +
-           board_.task.compute * every_.without(s.marked).size();
+    const PebbleCosts& costs = board_.task.costs;
+    return costs.load * board_.words(wanted & s.blue & ~s.red) + costs.store * board_.words(stores) +
+           costs.compute * every_.without(s.marked).size();
   }
 
   // Edges still to be marked.
@@ -185,16 +186,16 @@ class PartialRules {
     Bits pair = bit<Bits>(node);
     if (parent >= 0) pair |= bit<Bits>(parent);
     const Bits may = s.red & ~pair;
-    const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.reload(), board_.task.store, slack};
+    const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.reload(), board_.task.costs.store, slack};
     auto choice = [&](Bits evicted, Bits stored) { visit(Step{node, parent, evicted, stored}); };
-    PebbleEviction<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red);
+    PebbleEviction<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red());
   }
 
   // Returns an edge that can be marked at once, or -1. Either the edge's head is already dark, or the edge is the last
   // edge out of a dark node and its head, not yet begun, can replace that node's pebble.
   int free_mark(const State& s, Bits ready) const {
     const Bits dark = s.red & ~s.blue;
-    const std::int64_t spare = board_.task.red - board_.words(s.red);
+    const std::int64_t spare = board_.task.red() - board_.words(s.red);
     int edge = -1;
     each(s.red & ready, [&](int p) {
       if (edge >= 0) return;

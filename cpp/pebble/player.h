@@ -50,7 +50,7 @@ class PebblePlayer {
       const std::int64_t v = order[now_];
       if (board_.partial && board_.starts[v] != board_.starts[v + 1]) aggregate(v);
       else compute(v);
-      if (sink_[v] && board_.keeps_sinks && !blue_[v]) store(v);
+      if (sink_[v] && board_.sinks_end_blue && !blue_[v]) store(v);
       if (!wanted(v)) remove(v);
     }
     if (!board_.partial) drop_useless_stores();
@@ -82,7 +82,7 @@ class PebblePlayer {
 
   std::int64_t next(std::int64_t v) const { return use_[v] < use_starts_[v + 1] ? uses_[use_[v]] : kNever; }
   // Whether a pebble of the node is still needed.
-  bool wanted(std::int64_t v) const { return next(v) != kNever || (sink_[v] && !board_.keeps_sinks && !blue_[v]); }
+  bool wanted(std::int64_t v) const { return next(v) != kNever || (sink_[v] && !board_.sinks_end_blue && !blue_[v]); }
   // Whether the value can be recomputed without slow memory: an input that is computed freely.
   bool free_again(std::int64_t v) const { return board_.free[v] && !sink_[v] && !board_.once && !board_.partial; }
   bool clean(std::int64_t v) const { return blue_[v] || free_again(v); }

@@ -37,7 +37,7 @@ class RedBlueRules {
   };
 
   explicit RedBlueRules(const PebbleTask& task)
-      : board_(task), n_(board_.n), once_(task.once), eager_(task.once || task.compute == 0) {}
+      : board_(task), n_(board_.n), once_(task.once), eager_(task.once || task.costs.compute == 0) {}
 
   const PebbleBoardBits<Bits>& board() const { return board_; }
 
@@ -56,8 +56,8 @@ class RedBlueRules {
     s.red = (s.red & ~step.evicted) | loaded | one;
     if (step.slides >= 0) s.red &= ~bit<Bits>(step.slides);
     s.blue |= step.stored;
-    return board_.task.store * board_.words(step.stored) + board_.task.load * board_.words(loaded) +
-           board_.task.compute + settle(s, record);
+    return board_.task.costs.store * board_.words(step.stored) + board_.task.costs.load * board_.words(loaded) +
+           board_.task.costs.compute + settle(s, record);
   }
 
   // Makes all free moves that are never wrong; returns the cost of storing sinks.
@@ -69,7 +69,7 @@ class RedBlueRules {
         const Bits done = s.red & board_.sinks & ~s.blue;
         each(done, [&](int v) { record(kStore, v); });
         s.blue |= done;
-        cost += board_.task.store * board_.words(done);
+        cost += board_.task.costs.store * board_.words(done);
       }
       const Bits computed = once_ ? computed_in(s) : 0, live = once_ ? live_once(s, computed) : live_again(s);
       each(s.red & ~live, [&](int v) { record(kDelete, v); });
@@ -79,7 +79,7 @@ class RedBlueRules {
       if (next < 0) return cost;
       record(kCompute, next);
       s.red |= bit<Bits>(next);
-      cost += board_.task.compute;
+      cost += board_.task.costs.compute;
     }
   }
 
@@ -93,7 +93,7 @@ class RedBlueRules {
     each(wanted, [&](int v) {
       const Bits parents = board_.parents[v], together = s.red | parents;
       if (parents & ~(s.red | s.blue)) return;
-      const std::int64_t excess = board_.words(together) + board_.task.words[v] - board_.task.red;
+      const std::int64_t excess = board_.words(together) + board_.task.words[v] - board_.task.red();
       const PebbleOffer<Bits> offer = this->offer(s, v, slack, excess, rest);
       auto plain = [&](Bits evicted, Bits stored) { visit(Step{v, -1, evicted, stored}); };
       PebbleEviction<Bits, decltype(plain)>(board_, offer, plain).evict(excess);
@@ -105,7 +105,7 @@ class RedBlueRules {
           if (!dirty || dead || !once_) visit(Step{v, p, evicted, stored});
           if (dirty && !dead) visit(Step{v, p, evicted, stored | one});
         };
-        const std::int64_t before = board_.words(together) - board_.task.red;
+        const std::int64_t before = board_.words(together) - board_.task.red();
         const std::int64_t after = before + board_.task.words[v] - board_.task.words[p];
         PebbleEviction<Bits, decltype(slid)>(board_, offer, slid).evict(std::max(before, after));
       });
@@ -115,17 +115,17 @@ class RedBlueRules {
   // A lower bound on the cost of the rest of the game: its cost with unlimited red pebbles from here on.
   std::int64_t estimate(const State& s) const {
     const Bits missing = lacking(s) & ~s.red;
-    std::int64_t cost = board_.task.sinks_end_blue ? board_.task.store * board_.words(missing) : 0;
+    std::int64_t cost = board_.task.sinks_end_blue ? board_.task.costs.store * board_.words(missing) : 0;
     if (once_) {
       const Bits computed = computed_in(s);
       Bits wanted = 0;
       each(board_.all & ~computed, [&](int v) { wanted |= board_.parents[v]; });
-      return cost + board_.task.load * board_.words(wanted & computed & ~s.red) +
-             board_.task.compute * count(board_.all & ~computed);
+      return cost + board_.task.costs.load * board_.words(wanted & computed & ~s.red) +
+             board_.task.costs.compute * count(board_.all & ~computed);
     }
     const auto [computes, used] = ahead(s);
     const Bits forced = used & board_.blue & ~s.red, either = used & s.blue & ~s.red & ~board_.blue;
-    cost += board_.task.load * board_.words(forced) + board_.task.compute * count(computes);
+    cost += board_.task.costs.load * board_.words(forced) + board_.task.costs.compute * count(computes);
     return either ? cost + Cut(board_, s.blue, s.red | forced).flow(either) : cost;
   }
 
@@ -157,7 +157,7 @@ class RedBlueRules {
 
    private:
     std::int64_t capacity(int v) const {
-      return blue_ >> v & 1 ? board_.task.load * board_.task.words[v] : std::int64_t(1) << 40;
+      return blue_ >> v & 1 ? board_.task.costs.load * board_.task.words[v] : std::int64_t(1) << 40;
     }
 
     std::int64_t augment(int v) {
@@ -229,13 +229,13 @@ class RedBlueRules {
   // The pebbles that may be evicted to compute node v. Without recomputation, a needed pebble must be loaded again.
   // With recomputation, a pebble stays if the game cannot be cheap enough without it.
   PebbleOffer<Bits> offer(const State& s, int v, std::int64_t slack, std::int64_t excess, std::int64_t rest) const {
-    const std::int64_t load = board_.task.load, store = board_.task.store;
+    const std::int64_t load = board_.task.costs.load, store = board_.task.costs.store;
     const Bits may = s.red & ~board_.parents[v];
     if (once_) return {may & s.blue, may & ~s.blue, board_.reload(), store, slack};
     PebbleOffer<Bits> offer{may, may & ~s.blue, 0, store, slack};
     if (excess <= 0 || slack >= kMuch) return offer;
     State all{s.red | board_.parents[v] | bit<Bits>(v), s.blue};
-    std::int64_t paid = load * board_.words(board_.parents[v] & ~s.red) + board_.task.compute;
+    std::int64_t paid = load * board_.words(board_.parents[v] & ~s.red) + board_.task.costs.compute;
     if (board_.task.sinks_end_blue && board_.sinks >> v & 1 && !(s.blue >> v & 1)) {
       paid += store * board_.task.words[v];
       all.blue |= bit<Bits>(v);
@@ -283,7 +283,7 @@ class RedBlueRules {
   // free. Without recomputation, a sink, which costs one store in any case; or the last node that needs a parent's
   // dirty pebble: the node's own pebble can replace the parent's in all later moves.
   int free_compute(const State& s, Bits live, Bits computed) const {
-    const std::int64_t spare = board_.task.red - board_.words(s.red);
+    const std::int64_t spare = board_.task.red() - board_.words(s.red);
     if (spare <= 0) return -1;
     const Bits may = (once_ ? board_.all & ~computed : live) & ~s.red & ~board_.blue;
     for (Bits rest = may; rest; rest &= rest - 1) {

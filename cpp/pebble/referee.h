@@ -35,7 +35,7 @@ struct PebbleBoard {
   std::vector<std::int64_t> capacities;   // of each level except slow memory, nearest first
   std::vector<std::uint8_t> blue, free;   // per node: starts in slow memory; is computed from nothing
   bool once = false, partial = false, sliding = false;
-  bool keeps_sinks = true;                // partial: a sink's dark red pebble stays until it is stored
+  bool sinks_end_blue = true;             // every sink must be in slow memory at the end of the game
 
   std::int64_t nodes() const { return std::int64_t(words.size()); }
 
@@ -129,7 +129,7 @@ class PebbleReferee {
       case kDelete:
         if (!has(node, level)) return Broken::kNothing;
         if (board_.partial && dark_[node]) {
-          const bool kept = board_.keeps_sinks && sink_[node];
+          const bool kept = board_.sinks_end_blue && sink_[node];
           if (unmarked_out_[node] || marked_in_[node] < in_degree(node) || kept) return Broken::kDark;
           dark_[node] = 0;
         }

@@ -18,8 +18,8 @@ PebbleResult search(const PebbleTask& task, const PebbleLimits& limits) {
 }  // namespace
 
 PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits) {
-  if (task.starts.size() != task.words.size() + 1 || task.blue.size() != task.words.size())
-    throw std::invalid_argument("a task's arrays have one entry per node");
+  task.check();
+  if (task.capacities.size() != 1) throw std::invalid_argument("a game is searched on two levels of memory");
   const bool small = task.nodes() <= 64 && (!task.partial || task.parents.size() <= 128);
   return small ? search<Bits64>(task, limits) : search<Bits128>(task, limits);
 }

@@ -24,7 +24,7 @@ class PebbleSearch {
 
   PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
       : rules_(task), limits_(limits), started_(Clock::now()),
-        step_(std::max<std::int64_t>(1, std::min(task.load, task.store))),
+        step_(std::max<std::int64_t>(1, std::min(task.costs.load, task.costs.store))),
         symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).list()) {}
 
   // Finds a good game, if the limits allow it. known: a game to beat, legal by these rules.

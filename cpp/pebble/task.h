@@ -11,21 +11,23 @@
 
 namespace redblue {
 
-struct PebbleTask {
-  std::vector<std::int64_t> starts, parents;  // the graph in compressed rows
-  std::vector<std::int64_t> words;            // of each node
-  std::vector<std::uint8_t> blue;             // per node: whether it starts in slow memory, as an input
-  std::int64_t red = 0;                       // words
-  std::int64_t load = 1, store = 1;           // cost of a word
-  std::int64_t compute = 0;                   // cost of a computation; with partial computation, of an edge
-  bool once = false, partial = false, sliding = false, sinks_end_blue = true;
-
-  int nodes() const { return int(words.size()); }
+struct PebbleCosts {
+  std::int64_t load = 1, store = 1;  // per word
+  std::int64_t compute = 0;          // per computed node; with partial computation, per marked edge
 };
 
-// The progress of a search. cost is -1 until a game is found.
+// A board with two levels of memory, and the costs of moves on it.
+struct PebbleTask : PebbleBoard {
+  PebbleCosts costs;
+
+  std::int64_t red() const { return capacities[0]; }  // words of red pebbles
+};
+
+// The progress of a search.
 struct PebbleProgress {
-  std::int64_t cost = -1, lower_bound = 0, expanded = 0, stored = 0;
+  std::int64_t cost = -1;                // of the cheapest game so far; -1 until a game is found
+  std::int64_t lower_bound = 0;          // on the cost of every game
+  std::int64_t expanded = 0, stored = 0;  // states
 };
 
 struct PebbleResult {
@@ -44,13 +46,13 @@ struct PebbleLimits {
 };
 
 // Finds the cheapest game of at most 128 nodes and, with partial computation, at most 256 edges. Throws
-// std::invalid_argument for larger graphs and for arrays of inconsistent lengths.
+// std::invalid_argument for larger graphs, for arrays of inconsistent lengths, and for more than two levels of memory.
 PebbleResult search_pebbles(const PebbleTask& task, const PebbleLimits& limits);
 
-// The task's graph and rules over sets of nodes.
+// The task's graph and rules, with sets of nodes as bits.
 template <class Bits>
 struct PebbleBoardBits {
-  explicit PebbleBoardBits(const PebbleTask& source) : task(source), n(source.nodes()) {
+  explicit PebbleBoardBits(const PebbleTask& source) : task(source), n(int(source.nodes())) {
     if (n > kWidth<Bits>) throw std::invalid_argument("too many nodes for this search");
     parents.assign(n, 0);
     children.assign(n, 0);
@@ -76,7 +78,7 @@ struct PebbleBoardBits {
 
   // Without recomputation: the least later cost of each evicted word. It is a load, unless the node may be a sink,
   // which need not be loaded again.
-  std::int64_t reload() const { return task.sinks_end_blue ? task.load : 0; }
+  std::int64_t reload() const { return task.sinks_end_blue ? task.costs.load : 0; }
 
   PebbleTask task;
   int n;

@@ -134,14 +134,18 @@ class LruLevel {
   std::vector<std::int32_t> slot_of_;  // by line; -1: the level does not hold it
 };
 
+// A level's sets, and the lines of each set.
+struct CacheShape {
+  std::int64_t sets = 1, ways = 1;
+};
+
 // Levels of caches, nearest first. A level sees only the misses and write-backs of the next nearer level, and may have
 // evicted lines that the nearer level holds (neither inclusive nor exclusive). On a miss, the line is read from the
 // next level before the victim is written back.
 class CacheHierarchy {
  public:
-  // shapes: (sets, ways) of each level. fetch_on_write: overwriting a missing line reads it first.
-  CacheHierarchy(const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes, std::int64_t line_words,
-                 bool fetch_on_write, bool records)
+  // fetch_on_write: overwriting a missing line reads it first. records: whether accesses are recorded.
+  CacheHierarchy(const std::vector<CacheShape>& shapes, std::int64_t line_words, bool fetch_on_write, bool records)
       : line_words_(line_words), fetch_on_write_(fetch_on_write), records_(records) {
     if (line_words < 1) throw std::invalid_argument("a line must hold at least 1 word");
     for (const auto& [sets, ways] : shapes) {

@@ -76,9 +76,7 @@ bool one_game() {
   const PebblePolicy policy{chance(0.5), double(pick(1, 3))};
   const std::int64_t played = judged(board, PebblePlayer(board, policy, chance(0.5)).play(order.data(), order.size()));
 
-  PebbleTask task;
-  task.starts = board.starts, task.parents = board.parents, task.words = board.words, task.blue = board.blue;
-  task.red = board.capacities[0], task.once = board.once, task.partial = board.partial, task.sliding = board.sliding;
+  const PebbleTask task{board, {}};
   const auto keep_on = [](const PebbleProgress&) { return true; };
   const PebbleResult result = search_pebbles(task, {0, std::int64_t(1) << 30, 10, 16, keep_on});
   const std::int64_t best = judged(board, {result.kinds, result.nodes, result.parents});

@@ -1,17 +1,17 @@
-"""The compiled core: instruction sets, and what this machine measurably does with them; caches that hold lines."""
+"""Types of the compiled core: attention kernels, rates of this machine, simulated caches, the pebble game, meters."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 class Isa:
-    """One instruction set that redblue has code for."""
+    """An instruction set for which redblue has kernels."""
 
     @property
     def name(self) -> str: ...
     @property
     def supported(self) -> bool:
-        """Whether this CPU and its operating system can run it."""
+        """Whether this CPU and its operating system can run the instruction set."""
 
     @property
     def vector_bytes(self) -> int:
@@ -19,31 +19,33 @@ class Isa:
 
     @property
     def vector_registers(self) -> int:
-        """Vector registers that a program may name."""
+        """Number of architectural vector registers."""
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 pairs into fp32 sums."""
+        """Whether the instruction set multiplies pairs of bfloat16 and adds the products in fp32."""
 
     def lanes(self, number: int) -> int:
-        """Queries that the attention kernel of a number type (redblue.base.dtypes.DTYPE_CODES) computes at once."""
+        """Stacked rows that a kernel computes at once. number: a code of redblue.base.dtypes.DTYPE_CODES."""
 
     def packed_bytes(self, number: int) -> int:
-        """Bytes of a number of that type as the kernel's packed panels hold it."""
+        """Bytes of one number in a kernel's packed panels. number: a code of redblue.base.dtypes.DTYPE_CODES."""
 
 def list_isas() -> list[Isa]:
-    """Every instruction set of this build, best first; the last one, "portable", runs anywhere."""
+    """Return all instruction sets of this build, the best first. The last, "portable", runs on every CPU."""
 
 def choose_isa(isa: str = "") -> Isa:
-    """The instruction set of that name; "" takes the one that REDBLUE_ISA names, else the best that this CPU can run.
+    """Return the instruction set with a name.
 
-    Raises ValueError, listing the names, for one that is unknown or that this CPU lacks.
+    isa: "" selects the instruction set that the environment variable REDBLUE_ISA names; without this variable, the best
+    instruction set of this CPU. Raises ValueError, which lists the supported names, if the instruction set is unknown
+    or this CPU lacks it.
     """
 
 class Array:
-    """An array: its address and its strides, in elements, of (lead..., heads, rows, columns).
+    """An array (lead..., heads, rows, columns), given by its address and its strides.
 
-    Raises ValueError for fewer strides than 3, or more than the core takes.
+    strides: in elements, one per dimension. Raises ValueError for fewer than 3 strides or more than 10.
     """
 
     def __init__(self, address: int, strides: tuple[int, ...]) -> None: ...
@@ -53,14 +55,17 @@ class Array:
     def strides(self) -> tuple[int, ...]: ...
 
 class Sizes:
-    """The sizes of a call; see redblue.kernels.cpu.call.Sizes."""
+    """The sizes of a call. The fields are those of redblue.kernels.cpu.call.Sizes."""
 
     def __init__(
         self, lead: Sequence[int], kv_heads: int, group: int, n_q: int, n_k: int, d: int, d_v: int
     ) -> None: ...
 
 class SpillTiles:
-    """Tiles of a schedule that writes P to memory; see redblue.kernels.cpu.plan.SpillTile."""
+    """The tiles of a schedule that writes P to memory. The fields are those of redblue.kernels.cpu.plan.SpillTile.
+
+    Raises ValueError if `rows` is below 1.
+    """
 
     def __init__(
         self,
@@ -78,10 +83,11 @@ class SpillTiles:
     ) -> None: ...
 
 class Tiles:
-    """Rows (queries, stacked) and columns (keys) of a tile, and how forward and backward are split.
+    """The tiles of a call.
 
-    pieces: parts that forward cuts the keys into. dq_cols: keys that a separate pass for dQ takes at once, 0 for none.
-    spilled: tiles of a schedule that writes P to memory. Raises ValueError for an edge below 1.
+    rows, cols: stacked rows (queries) and keys of a tile. pieces: pieces into which forward splits the keys.
+    dq_cols: keys of a tile in the separate pass for dQ; 0: backward has no separate pass for dQ. spilled: the tiles of
+    a schedule that writes P to memory. Raises ValueError if `rows` or `cols` is below 1, or `dq_cols` below 0.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Tiles:
     ) -> None: ...
 
 class Pattern:
-    """A lowered mask; see redblue.kernels.cpu.call.Pattern. The first three are addresses."""
+    """A lowered mask. The fields are those of redblue.kernels.cpu.call.Pattern; starts, runs and bits are addresses."""
 
     def __init__(
         self,
@@ -104,16 +110,17 @@ class Pattern:
     ) -> None: ...
 
 class Edges:
-    """Attending pairs as lists; see redblue.kernels.cpu.call.Edges. All four are addresses."""
+    """Lists of attending pairs. The fields are those of redblue.kernels.cpu.call.Edges; all are addresses."""
 
     def __init__(self, query_starts: int, keys: int, key_starts: int, queries: int) -> None: ...
 
 class Call:
-    """The arguments of one pass; see redblue.kernels.cpu.call.forward and backward.
+    """The arguments of one pass, forward or backward; see redblue.kernels.cpu.call.
 
-    Query i attends keys i + first .. i + end - 1. Only the number of strides is checked: the core reads and writes at
-    these addresses. number: redblue.base.dtypes.DTYPE_CODES. options: the fields of `Options` in
-    cpp/attention/options.h; TypeError for any other name.
+    number: the number type, a code of redblue.base.dtypes.DTYPE_CODES. first, end: query i attends keys
+    i + first .. i + end - 1. options: the fields of `Options` in cpp/attention/options.h. The core reads and writes at
+    the given addresses without a check. Raises ValueError if an array has a wrong number of strides, and TypeError for
+    an unknown option.
     """
 
     def __init__(
@@ -143,11 +150,14 @@ class Call:
     ) -> None: ...
 
 class Sequences:
-    """The sequences of a paged call. Three addresses of int64: cumulative queries, keys, and `most` pages of each.
+    """The sequences of a paged call.
 
-    page: keys of a page. left, right: keys that a query attends before and after its own, counted from the last query
-    and key; -1: all. tree: the address of booleans (queries, newest), 0 for none. prefix: pages that all sequences
-    share, -1 if the core shall look for shared ones. Raises ValueError for pages of no key.
+    starts, lengths, table: addresses of int64 arrays. starts (count + 1): the packed queries of sequence b are
+    starts[b] .. starts[b + 1] - 1. lengths (count): keys of each sequence. table (count, most): page numbers.
+    page: keys of a page. left, right: keys that a query attends before and after its own position; -1: all of them. The
+    position of a sequence's last query is its last key. tree: address of booleans (queries, newest), which say which of
+    the `newest` last keys a query attends; 0: no tree. prefix: number of leading pages that all sequences share; -1:
+    the core finds shared pages. Raises ValueError if `page` is below 1.
     """
 
     def __init__(
@@ -168,9 +178,9 @@ class Sequences:
 class PagedCall:
     """The arguments of attention on paged keys; see redblue.kernels.cpu.paged.
 
-    sizes: of one sequence; n_q and n_k are not read. q, out, lse: (heads, queries, width); k, v: (pages, heads, rows,
-    width). v_in_k: the column of K at which V begins, -1 if V is not a slice of K. options: as in Call, with one
-    leading dimension of sequences.
+    sizes: the sizes of one sequence; n_q and n_k are not read. q, out, lse: (heads, packed queries, width). k, v:
+    (pages, heads, rows of a page, width). v_in_k: the column of K at which V begins; -1: V is not a slice of K.
+    options: the options of Call. Their arrays have one leading dimension, the sequences.
     """
 
     def __init__(
@@ -190,10 +200,10 @@ class PagedCall:
     ) -> None: ...
 
 class RowCopy:
-    """New keys or values to be written into a cache: row i goes to row rows[i] of page pages[i].
+    """A copy of new keys or values into a cache: row i of the source goes to row rows[i] of page pages[i].
 
-    pages, rows: addresses of `count` int64, of places within the cache. A row has heads x width numbers of `size`
-    bytes. Strides in numbers, of (row, head, column) of the source and of (page, row, head, column) of the cache.
+    pages, rows: addresses of `count` int64 each. A row consists of heads x width numbers of `size` bytes.
+    source_strides: of (row, head, column). cache_strides: of (page, row, head, column). Strides are in numbers.
     """
 
     def __init__(
@@ -208,84 +218,113 @@ class RowCopy:
         cache_strides: tuple[int, ...],
     ) -> None: ...
     def run(self, source: int, cache: int, threads: int) -> None:
-        """Copy the rows from one address to the other."""
+        """Copy the rows from the address `source` to the address `cache`."""
 
 def attention_paged(isa: Isa, call: PagedCall) -> tuple[int, int]:
-    """Write out and lse. Returns the words read and written between tiles and arrays, entries of tables included."""
+    """Compute the arrays `out` and `lse` of a paged call.
+
+    Returns the words read and the words written between tiles and arrays. The words read include page-table entries.
+    """
 
 def attention_paged_on(
     isa: Isa, call: PagedCall, threads: int, q: int, k: int, v: int, out: int, lse: int
 ) -> tuple[int, int]:
-    """As attention_paged, with other threads and on arrays at these addresses, of the call's shapes and strides.
+    """Run attention_paged with another number of threads and on arrays at other addresses.
 
-    lse: 0 if it is not wanted.
+    The arrays have the shapes and strides of the call's arrays. lse: 0 if the caller needs no lse.
     """
 
-def shared_nodes(call: PagedCall) -> list[tuple[int, int, list[int]]]:
-    """Keys that are read together: (first key, stop key, sequences), those of a sequence in ascending order."""
+class Node:
+    """A run of keys of a paged call that one or several sequences read from the same pages."""
+
+    @property
+    def first(self) -> int:
+        """The first key."""
+
+    @property
+    def stop(self) -> int:
+        """The key after the last key."""
+
+    @property
+    def members(self) -> list[int]:
+        """The sequences that read these keys, in ascending order."""
+
+def shared_nodes(call: PagedCall) -> list[Node]:
+    """Divide the keys of all sequences into nodes. The nodes of a sequence are in ascending order of their keys."""
 
 def same_bytes(a: int, b: int, bytes: int) -> bool:
-    """Whether the memory at two addresses is equal."""
+    """Whether `bytes` bytes at the addresses `a` and `b` are equal."""
 
 def attention_forward(isa: Isa, call: Call) -> tuple[int, int]:
-    """Write out and lse. Returns the words read and written between tiles and arrays."""
+    """Compute `out` and `lse`. Returns the words read and the words written between tiles and arrays."""
 
 def attention_backward(isa: Isa, call: Call) -> tuple[int, int]:
-    """Write dq, dk, dv, delta and, if given, dbias. Returns the words read and written between tiles and arrays."""
+    """Compute dq, dk, dv and delta; also dbias if the call has this array.
+
+    Returns the words read and the words written between tiles and arrays.
+    """
 
 def list_tasks(isa: Isa, call: Call, backward: bool) -> np.ndarray:
-    """The tasks of `flash` forward, or of `flash_onepass` backward, in the order in which threads take them.
+    """Return the tasks of `flash` forward or of `flash_onepass` backward, in the order in which threads take them.
 
-    int64, four numbers for each task: the stream, the first stacked row (forward) or key (backward), their count, and
-    the piece of the keys (forward). Reads no array.
+    The result is a flat int64 array of four numbers per task: stream; first stacked row (forward) or first key
+    (backward); number of rows or keys; piece of the keys (forward). The function reads none of the call's arrays.
     """
 
 def use_openmp_of(path: str) -> bool:
-    """Compute on the OpenMP threads of a loaded library from now on; an empty path: on redblue's own threads.
+    """Run all later calls on the OpenMP threads of a loaded library. An empty path selects redblue's own threads again.
 
-    Returns whether OpenMP's are used: False if the library has none that redblue can use.
+    Returns whether OpenMP threads are used. The result is False if redblue cannot use the library's threads.
     """
 
 def by_key(query_starts: np.ndarray, keys: np.ndarray, n_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lists by query turned into lists by key: int64 (n_k + 1) starts and the int32 queries of each key, ascending.
+    """Transpose lists of keys by query: return lists of queries by key.
 
-    query_starts: int64 (n_q + 1). keys: int32, each from 0 to n_k - 1, which nobody checks here.
+    query_starts: int64 (n_q + 1). keys: int32, from 0 to n_k - 1; the function does not check this range. Returns
+    int64 starts (n_k + 1) and int32 queries, which ascend within each key.
     """
 
 def lower_array(
     attends: np.ndarray, group: int, panel: int, least: int, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """A boolean mask in the form that kernels take: (runs of each panel, runs, words, attending pairs).
+    """Lower a boolean mask to the form that kernels take; see redblue.masks.lowered.
 
-    attends: uint8 (n_q, n_k), 0 or 1, dense along keys. group: rows of a query. panel: 1 to 64 rows. runs: 3 numbers
-    each, as in redblue.masks.lowered. least: shorter full runs beside keys with words get words. Raises ValueError for
-    more than `most` words.
+    attends: uint8 (n_q, n_k), 0 or 1, contiguous along keys. group: stacked rows per query. panel: rows of a panel, 1
+    to 64. least: full runs of fewer than `least` keys get words if they touch a run with words. Returns the number of
+    runs of each panel (int64), the runs (int64, three numbers each), the words (uint64), and the number of attending
+    pairs. Raises ValueError if the mask needs more than `most` words.
     """
 
 def exp(x: np.ndarray, isa: Isa) -> None:
-    """Each number of a contiguous float32 or float64 array becomes its exponential, as the kernels compute it."""
+    """Replace each x of a contiguous float32 or float64 array (n,) by e^x, with the arithmetic of the kernels."""
 
 def exp2(x: np.ndarray, isa: Isa) -> None:
-    """The same for powers of two."""
+    """Replace each x of a contiguous float32 or float64 array (n,) by 2^x, with the arithmetic of the kernels."""
 
 def multiply_add(a: float, b: float, c: float, dtype: str = "float32", isa: str = "") -> float:
-    """a * b + c as the chains of `multiply_add_rate` compute it (bfloat16: a and b are rounded to it, c is fp32)."""
+    """Compute a * b + c with the instruction that `multiply_add_rate` measures.
+
+    dtype: "float32", or "bfloat16", which rounds a and b to bfloat16 and adds c in fp32. Raises ValueError for another
+    dtype, and for a dtype that the instruction set lacks.
+    """
 
 def multiply_add_rate(dtype: str = "float32", threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
-    """Floating-point operations per second of independent multiply-adds (two operations each).
+    """Measure the floating-point operations per second of independent multiply-adds. A multiply-add is two operations.
 
-    On `threads` threads at once, the median of repetitions that take about `seconds` together.
-    dtype: "float32", or "bfloat16" (products; sums in fp32).
+    dtype: "float32", or "bfloat16" for products of bfloat16 with sums in fp32. threads: threads that run at once.
+    seconds: total time of the repetitions, whose median is returned. Raises ValueError as multiply_add does, and unless
+    threads is 1 to 1024 and seconds is above 0 and at most 60.
     """
 
 def read_rate(bytes_per_thread: int, threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
-    """Bytes per second that `threads` threads read at once, all together, each over and over from a buffer of its own.
+    """Measure the bytes per second that all threads together read. Each thread reads its own buffer repeatedly.
 
-    The median of repetitions that take about `seconds` together; bytes_per_thread is rounded down to 1024.
+    bytes_per_thread: size of a buffer, rounded down to a multiple of 1024. seconds: total time of the repetitions,
+    whose median is returned. Raises ValueError unless threads is 1 to 1024 and seconds is above 0 and at most 60.
     """
 
 class LineCounts:
-    """What one level of a cache did, in lines; see redblue.machine.hierarchy."""
+    """Counts of one cache level, in lines. The fields are those of redblue.machine.hierarchy.LevelTraffic."""
 
     @property
     def hits(self) -> int: ...
@@ -298,46 +337,70 @@ class LineCounts:
     @property
     def dead_write_backs(self) -> int: ...
 
-class CacheHierarchy:
-    """Levels of least-recently-used caches, given as (sets, ways), nearest first; see redblue.machine.hierarchy.
+class CacheShape:
+    """The number of sets of a cache level, and the lines (ways) of each set."""
 
-    Lines are numbered from 0 to 2^28 - 1. Raises ValueError for others, and for a shape with nothing in it.
+    def __init__(self, sets: int, ways: int) -> None: ...
+
+class CacheHierarchy:
+    """A simulator of cache levels that evict the least recently used line; see redblue.machine.hierarchy.
+
+    shapes: one per level, nearest first. line_words: words of a line. fetch_on_write: whether a write of a whole line
+    that the nearest level does not hold reads the line first. records: whether the simulator records the accesses.
+    Raises ValueError if a level has fewer than 1 set, fewer than 1 way or more than 2^28 lines, or if line_words is
+    below 1. Line numbers are 0 to 2^28 - 1; methods raise ValueError for other numbers.
     """
 
     def __init__(
         self,
-        shapes: Sequence[tuple[int, int]],
+        shapes: Sequence[CacheShape],
         line_words: int,
         fetch_on_write: bool = False,
         records: bool = False,
     ) -> None: ...
     def play(self, lines: np.ndarray, kinds: np.ndarray) -> None:
-        """Access int64 lines; int8 kinds: 0 read, 1 write, 2 overwrite the whole line, 3 discard (no access)."""
+        """Simulate a sequence of accesses.
+
+        lines: line numbers (int64). kinds: one per access (int8): 0 read, 1 write of part of the line, 2 write of the
+        whole line, 3 discard, which accesses nothing. Raises ValueError for arrays of different lengths and for other
+        kinds.
+        """
 
     def block(self, base: int, rows: int, stride: int, words: int, writes: bool) -> None:
-        """Access `rows` rows of `words` words that lie `stride` words apart, row by row, from word `base` on."""
+        """Access a block of words row by row. Each row has `words` words; rows begin `stride` words apart.
+
+        base: number of the word at which the first row begins. writes: whether the accesses are writes. A write of all
+        words of a line is an access of kind 2.
+        """
 
     def discard(self, first: int, lines: int) -> None:
-        """Say that nothing will read the content of these lines until they are written again."""
+        """Mark the content of lines first .. first + lines - 1 as dead: no read follows before the next write."""
 
     def flush(self) -> None:
-        """Write every dirty line back."""
+        """Write all dirty lines back, level by level."""
 
     def counts(self) -> list[LineCounts]:
-        """What each level did so far, nearest first."""
+        """Return the counts of each level so far, nearest first."""
 
     def recorded(self) -> tuple[np.ndarray, np.ndarray]:
-        """The accesses so far, as `play` takes them, if `records` was asked for; else nothing."""
+        """Return the recorded lines and kinds, the arguments of `play`. Both are empty without `records`."""
 
 def belady(lines: np.ndarray, kinds: np.ndarray, capacity: int, fetch_on_write: bool = False) -> LineCounts:
-    """Belady's MIN on one fully associative level of `capacity` lines; see redblue.machine.hierarchy."""
+    """Simulate one fully associative level of `capacity` lines with Belady's replacement.
+
+    lines, kinds: the arguments of CacheHierarchy.play. fetch_on_write: as in CacheHierarchy. Raises ValueError as
+    CacheHierarchy.play does, and if `capacity` is below 1.
+    """
 
 class PebbleBoard:
-    """What the pebble game is played on, and by which rules; see redblue.pebble.rules.
+    """The graph and the rules of a pebble game; see redblue.pebble.rules.
 
-    starts, parents: the graph in compressed rows (int64). words: of each node. capacities: of each level but slow
-    memory, nearest first. blue, free: per node (uint8), whether it starts in slow memory, whether a source is computed.
-    Raises ValueError for arrays that do not fit together.
+    starts, parents: the parents of node v are parents[starts[v]] .. parents[starts[v + 1] - 1] (int64). words: words of
+    each node (int64). capacities: words of each level except slow memory, nearest first (int64). blue: whether each
+    node starts in slow memory (uint8). free: whether each node is a source that is computed, not loaded (uint8).
+    once: a node may be computed only once. partial: partial computation, which marks one edge at a time. sliding: a
+    parent's pebble may slide to the node. sinks_end_blue: every sink must be in slow memory at the end.
+    Raises ValueError unless the arrays have one entry per node and 1 to 6 levels have a capacity.
     """
 
     def __init__(
@@ -351,88 +414,173 @@ class PebbleBoard:
         once: bool = False,
         partial: bool = False,
         sliding: bool = False,
-        keeps_sinks: bool = True,
+        sinks_end_blue: bool = True,
     ) -> None: ...
 
 def pebble_play(
     board: PebbleBoard, order: np.ndarray, recent: bool, ratio: float, recomputes: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds, nodes and parents of the moves of a game that computes nodes in that order; see redblue.pebble.heuristics.
+    """Play a game on two levels that computes the nodes in the given order; see redblue.pebble.heuristics.
 
-    Raises ValueError for an order that is none of the board's graph, and where the red pebbles are too few for it.
+    order: int64, each node that must be computed once, parents before children. recent, ratio: the fields of
+    redblue.pebble.heuristics.Eviction. recomputes: whether a computation may replace a load if all parents are red.
+    Returns the kinds, nodes and parents of the moves, the arrays of a redblue.pebble.moves.Game. Raises ValueError if
+    the order names an unknown node or has a child before its parent, if the red pebbles are too few for the order, and
+    if the board has more than two levels.
     """
 
 class PebbleReferee:
-    """Plays the pebble game by the rules; see redblue.pebble.referee."""
+    """The referee of the pebble game: it plays moves by the rules of the board; see redblue.pebble.referee."""
 
     def __init__(self, board: PebbleBoard) -> None: ...
     def play(self, kinds: np.ndarray, nodes: np.ndarray, parents: np.ndarray, levels: np.ndarray) -> int:
-        """How many moves were legal: all, or the number of the first that was not. The arrays are those of a Game."""
+        """Play further moves up to the first illegal move.
+
+        The arguments are the arrays of a redblue.pebble.moves.Game. Returns the number of moves if all are legal,
+        otherwise the index of the first illegal move. Raises ValueError for arrays of different lengths.
+        """
 
     @property
     def broken(self) -> int:
-        """Which rule the last move broke, 0 for none: the number of its row in redblue.pebble.referee.BROKEN."""
+        """The rule that the last move broke, a key of redblue.pebble.referee.BROKEN; 0: the move was legal."""
 
     def have(self) -> np.ndarray:
-        """Per node (uint8), bit l for a pebble of level l."""
+        """Return the pebbles of each node (uint8): bit l is set if the node has a pebble of level l."""
 
     def marked_in(self) -> np.ndarray:
-        """Per node, the marked edges into it; empty where the rules mark none."""
+        """Return the number of marked edges into each node (int64); empty if the rules neither mark edges nor slide."""
 
     @property
-    def held(self) -> list[int]: ...
+    def held(self) -> list[int]:
+        """Words that each level holds now, except slow memory."""
+
     @property
-    def peak(self) -> list[int]: ...
+    def peak(self) -> list[int]:
+        """The largest number of words that each level has held, except slow memory."""
+
     @property
-    def loaded(self) -> list[int]: ...
+    def loaded(self) -> list[int]:
+        """Words loaded across each boundary of levels, nearest first."""
+
     @property
-    def stored(self) -> list[int]: ...
+    def stored(self) -> list[int]:
+        """Words stored across each boundary of levels, nearest first."""
+
     @property
-    def computes(self) -> int: ...
+    def computes(self) -> int:
+        """Number of computations; with partial computation, of marked edges."""
+
+class PebbleCosts:
+    """The costs of moves, in whole numbers.
+
+    load, store: cost per word. compute: cost per computed node; with partial computation, per marked edge.
+    """
+
+    def __init__(self, load: int, store: int, compute: int) -> None: ...
+    @property
+    def load(self) -> int: ...
+    @property
+    def store(self) -> int: ...
+    @property
+    def compute(self) -> int: ...
+
+class PebbleLimits:
+    """The limits of a search.
+
+    seconds: longest time; 0: no limit. bytes: most memory for states. beam: states per level of the beam search for a
+    first game; 0: no beam search. symmetries: most symmetries of the graph that the search uses.
+    """
+
+    def __init__(self, seconds: float, bytes: int, beam: int, symmetries: int) -> None: ...
+
+class PebbleProgress:
+    """The progress of a search."""
+
+    @property
+    def cost(self) -> int:
+        """Cost of the cheapest game so far; -1 before the first game."""
+
+    @property
+    def lower_bound(self) -> int:
+        """Proved lower bound on the cost of every game."""
+
+    @property
+    def expanded(self) -> int:
+        """Number of expanded states."""
+
+    @property
+    def stored(self) -> int:
+        """Number of states in memory."""
+
+class PebbleResult:
+    """The result of a search. kinds, nodes and parents are arrays of a redblue.pebble.moves.Game."""
+
+    @property
+    def cost(self) -> int:
+        """Cost of the game; -1 if the search found no game."""
+
+    @property
+    def lower_bound(self) -> int:
+        """Proved lower bound on the cost of every game."""
+
+    @property
+    def expanded(self) -> int:
+        """Number of expanded states."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether it is proved that no game is cheaper."""
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of each move (int8)."""
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """Node of each move (int64)."""
+
+    @property
+    def parents(self) -> np.ndarray:
+        """Parent that a computation aggregates or whose pebble slides, for each move (int64); -1: none."""
 
 def search_pebbles(
-    starts: np.ndarray,
-    parents: np.ndarray,
-    words: np.ndarray,
-    blue: np.ndarray,
-    red: int,
-    costs: tuple[int, int, int],
-    flags: tuple[bool, bool, bool, bool],
-    seconds: float,
-    bytes: int,
-    beam: int,
-    symmetries: int,
-    keep_on: Callable[[int, int, int, int], bool],
-) -> tuple[int, int, bool, int, np.ndarray, np.ndarray, np.ndarray]:
-    """The cheapest pebble game; see redblue.pebble.solver.
+    board: PebbleBoard, costs: PebbleCosts, limits: PebbleLimits, keep_on: Callable[[PebbleProgress], bool]
+) -> PebbleResult:
+    """Search for the cheapest pebble game on two levels of memory; see redblue.pebble.search.
 
-    starts, parents, words: as PebbleReferee takes them. blue (uint8): per node whether it starts in slow memory. costs:
-    of a word loaded, a word stored, a node computed (partial: an edge marked). flags: once, partial, sliding, whether
-    sinks end blue. seconds: 0 for no limit. keep_on(cost, lower bound, states expanded, states stored) is asked some
-    times per second, and stops the search by False; so does Ctrl-C.
-
-    Returns (cost, lower bound, whether the cost is proved the least, states expanded, kinds, nodes, parents), the
-    arrays being those of a Game; cost -1: no game was found. Raises ValueError for more than 128 nodes.
+    keep_on: called up to 20 times per second; False ends the search. Ctrl-C ends the search, too, and raises nothing.
+    Raises ValueError if the board has more than two levels or more than 128 nodes, or with partial computation more
+    than 256 edges.
     """
 
 def under_valgrind() -> bool:
     """Whether valgrind runs this process."""
 
-def meter_arm(outputs: Sequence[tuple[int, int]], line_bytes: int) -> None:
-    """Have callgrind count the next call of a kernel, or of meter_loop (cpp/meter/meter.h).
+class Output:
+    """Memory that a measured call writes: its address and its size in bytes."""
 
-    outputs: (address, bytes) of what it writes, whose lines are touched afterwards. line_bytes: the cache's.
+    def __init__(self, address: int, bytes: int) -> None: ...
+
+def meter_arm(outputs: Sequence[Output], line_bytes: int) -> None:
+    """Arm the meter: callgrind measures the next call of an attention pass or of meter_loop.
+
+    outputs: the memory that the call writes; meter_stop reads every line of it. line_bytes: size of a cache line.
     """
 
 def meter_start() -> None:
-    """Empty callgrind's caches, and have it count from here on. Nothing where valgrind does not run."""
+    """Empty callgrind's simulated caches and start counting. Without valgrind, the function does nothing."""
 
 def meter_stop() -> None:
-    """Have callgrind write down what it counted, touch what meter_arm named, write that down, and count no more."""
+    """End a measurement, and disarm the meter.
+
+    callgrind dumps its counts. Then the function reads every line of the outputs that meter_arm got, and callgrind
+    dumps the counts of these reads: their misses are the lines that the cache no longer held.
+    """
 
 def meter_loop(name: str, to: int, other: int, third: int, count: int, step: int) -> None:
-    """A loop over doubles whose traffic is known, on addresses that nobody checks.
+    """Run a loop over doubles whose memory traffic is known. The function does not check the addresses.
 
-    "copy": `count` of them from `other` to `to`. "strided": every `step`-th of `count` from `other`, twice.
-    "product": `to` += `other` x `third`, all count x count, in tiles of step x step.
+    name: "copy" copies `count` doubles from `other` to `to`. "strided" reads every `step`-th of `count` doubles at
+    `other`, twice. "product" adds the matrix product of `other` and `third` to `to`; all three matrices are
+    count x count, and the tiles are step x step. Raises ValueError for another name.
     """

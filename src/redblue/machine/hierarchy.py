@@ -178,7 +178,7 @@ def simulator(
     Raises RedblueError as checked_levels does.
     """
     levels = checked_levels(levels)
-    shapes = [(level.sets, level.ways or level.lines) for level in levels]
+    shapes = [_core.CacheShape(level.sets, level.ways or level.lines) for level in levels]
     return _core.CacheHierarchy(shapes, line_words, fetch_on_write, records)
 
 

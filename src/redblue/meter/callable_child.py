@@ -41,7 +41,7 @@ def measure_lines(task: dict[str, Any], call: Any) -> None:
         sys.exit("the compiled module does not see valgrind")
     memory, (address,) = shared["lay"]([{"bytes": task["cache_bytes"]}], task["line_bytes"])
     for function in (nothing, call):
-        core.meter_arm([(address, task["cache_bytes"])], task["line_bytes"])
+        core.meter_arm([core.Output(address, task["cache_bytes"])], task["line_bytes"])
         core.meter_start()
         function(*task["args"], **task["kwargs"])
         core.meter_stop()

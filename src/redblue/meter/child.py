@@ -68,7 +68,7 @@ def main(path: str) -> None:
     if not core.under_valgrind():
         raise RuntimeError("the compiled module does not see valgrind")
     memory, addresses = lay(task["regions"], max(ALIGNED, task["line_bytes"]))
-    outputs = [(addresses[i], task["regions"][i]["bytes"]) for i in task["outputs"]]
+    outputs = [core.Output(addresses[i], task["regions"][i]["bytes"]) for i in task["outputs"]]
     arguments = placed(task["arguments"], addresses, core)
     if task["isa"]:
         arguments = (core.choose_isa(task["isa"]), *arguments)

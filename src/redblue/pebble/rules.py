@@ -188,7 +188,7 @@ def board_of(graph: Graph, capacities: Sequence[int], rules: Rules) -> _core.Peb
         once=rules.name == "one-shot",
         partial=rules.partial,
         sliding=rules.sliding,
-        keeps_sinks=rules.sinks_end_blue,
+        sinks_end_blue=rules.sinks_end_blue,
     )
 
 

@@ -33,7 +33,7 @@ from redblue.compiled import _core
 from redblue.pebble.graph import Graph
 from redblue.pebble.moves import COMPUTE, DELETE, LOAD, STORE, Game
 from redblue.pebble.referee import check
-from redblue.pebble.rules import Rules, check_red, rules_of
+from redblue.pebble.rules import Rules, board_of, check_red, rules_of
 
 MAX_NODES = 128
 BEAM = 10  # states per level of the beam search for a first game
@@ -95,33 +95,27 @@ def search(
     _check_total(graph, rules, costs)
     start = time.perf_counter()
 
-    def keep_on(cost: int, lower_bound: int, nodes: int, stored: int) -> bool:
+    def keep_on(at: _core.PebbleProgress) -> bool:
         if progress is not None:
-            best = None if cost < 0 else _by_rules(cost, unit)
-            progress(Progress(best, _by_rules(lower_bound, unit), nodes, stored, time.perf_counter() - start))
+            best = None if at.cost < 0 else _by_rules(at.cost, unit)
+            lower_bound, taken = _by_rules(at.lower_bound, unit), time.perf_counter() - start
+            progress(Progress(best, lower_bound, at.expanded, at.stored, taken))
         return True
 
-    cost, lower_bound, optimal, nodes, *arrays = _core.search_pebbles(
-        graph.starts,
-        graph.parents,
-        rules.words_of(graph),
-        rules.starts_blue(graph).astype(np.uint8),
-        red,
-        costs,
-        (rules.name == "one-shot", rules.partial, rules.sliding, rules.sinks_end_blue),
-        seconds,
-        memory_bytes,
-        beam,
-        MAX_SYMMETRIES,
-        keep_on,
-    )
-    moves = Game.from_arrays(*arrays) if cost >= 0 else _first_game(graph, rules)
+    limits = _core.PebbleLimits(seconds=seconds, bytes=memory_bytes, beam=beam, symmetries=MAX_SYMMETRIES)
+    found = _core.search_pebbles(board_of(graph, (red,), rules), costs, limits, keep_on)
+    if found.cost >= 0:
+        moves = Game.from_arrays(found.kinds, found.nodes, found.parents)
+        cost = _by_rules(found.cost, unit)
+    else:
+        moves = _first_game(graph, rules)
+        cost = check(graph, moves, red, rules).cost
     return Solution(
-        cost=_by_rules(cost, unit) if cost >= 0 else check(graph, moves, red, rules).cost,
+        cost=cost,
         moves=moves,
-        optimal=optimal,
-        lower_bound=_by_rules(lower_bound, unit),
-        nodes=nodes,
+        optimal=found.proved,
+        lower_bound=_by_rules(found.lower_bound, unit),
+        nodes=found.expanded,
         seconds=time.perf_counter() - start,
     )
 
@@ -142,7 +136,7 @@ def _first_game(graph: Graph, rules: Rules) -> Game:
     return Game.of(moves)
 
 
-def _unit_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
+def _unit_costs(rules: Rules) -> tuple[_core.PebbleCosts, Fraction]:
     """Return the costs of a load, a store and a computation in cost units, and the cost unit."""
     # Convert by the decimals: a cost of 0.1 means a tenth, not the nearest binary fraction.
     costs = [Fraction(repr(float(c))) for c in (rules.load_cost, rules.store_cost, rules.compute_cost)]
@@ -154,7 +148,7 @@ def _unit_costs(rules: Rules) -> tuple[tuple[int, int, int], Fraction]:
             f"load_cost {rules.load_cost}, store_cost {rules.store_cost} and compute_cost {rules.compute_cost} must be "
             f"at most {MAX_MOVE_COST:,} multiples of one unit: round them"
         )
-    return (load, store, compute), Fraction(divisor, scale)
+    return _core.PebbleCosts(load=load, store=store, compute=compute), Fraction(divisor, scale)
 
 
 def cost_unit(rules: Rules) -> Fraction:
@@ -162,11 +156,11 @@ def cost_unit(rules: Rules) -> Fraction:
     return _unit_costs(rules)[1]
 
 
-def _check_total(graph: Graph, rules: Rules, costs: tuple[int, int, int]) -> None:
+def _check_total(graph: Graph, rules: Rules, costs: _core.PebbleCosts) -> None:
     """Raise RedblueError if the game of _first_game could cost more than the search can count."""
-    (load, store, compute), words = costs, rules.words_of(graph)
+    words, computed = rules.words_of(graph), graph.n + len(graph.parents)
     loaded, stored = int(words[graph.parents].sum()), int(words.sum())
-    total = load * loaded + store * stored + compute * (graph.n + len(graph.parents))
+    total = costs.load * loaded + costs.store * stored + costs.compute * computed
     if total >= MAX_GAME_COST:
         raise RedblueError(
             f"a game may cost up to {total:,} units of {float(_unit_costs(rules)[1]):g}, and solve counts to less than "

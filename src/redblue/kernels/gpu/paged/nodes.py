@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redblue.compiled import _core
+
 
 class Nodes(NamedTuple):
     """Node i holds keys first[i] .. stop[i] - 1 of sequence[i], which members starts[i] .. starts[i + 1] - 1 attend.
@@ -21,13 +23,17 @@ class Nodes(NamedTuple):
     queries: np.ndarray
 
 
-def nodes_of(shared: Sequence[tuple[int, int, Sequence[int]]], starts: np.ndarray) -> Nodes:
-    """Convert the core's nodes (_core.shared_nodes: first key, stop key, sequences).
+def nodes_of(shared: Sequence[_core.Node], starts: np.ndarray) -> Nodes:
+    """Convert the core's nodes (_core.shared_nodes) to arrays.
 
     starts: the packed queries of sequence b are starts[b] .. starts[b + 1] - 1.
     """
-    first, stop, sequence = (np.array(x, np.int64) for x in zip(*((a, b, m[0]) for a, b, m in shared), strict=True))
-    members = [np.arange(starts[b], starts[b + 1]) for _, _, sequences in shared for b in sequences]
-    per_sequence = np.repeat(np.arange(len(shared)), [len(sequences) for _, _, sequences in shared])
-    counts = np.bincount(per_sequence, [len(x) for x in members]).astype(np.int64)
-    return Nodes(sequence, first, stop, np.append(0, np.cumsum(counts)), np.concatenate(members))
+    sequences = [node.members for node in shared]
+    queries = [np.concatenate([np.arange(starts[b], starts[b + 1]) for b in members]) for members in sequences]
+    return Nodes(
+        sequence=np.array([members[0] for members in sequences], np.int64),
+        first=np.array([node.first for node in shared], np.int64),
+        stop=np.array([node.stop for node in shared], np.int64),
+        starts=np.append(0, np.cumsum([len(x) for x in queries])),
+        queries=np.concatenate(queries),
+    )
