@@ -35,17 +35,17 @@ def list_isas() -> list[Isa]:
     """Return all instruction sets of this build, the best first. The last, "portable", runs on every CPU."""
 
 def choose_isa(isa: str = "") -> Isa:
-    """Return the instruction set with a name.
+    """Return the instruction set of the name `isa`.
 
-    isa: "" selects the instruction set that the environment variable REDBLUE_ISA names; without this variable, the best
-    instruction set of this CPU. Raises ValueError, which lists the supported names, if the instruction set is unknown
-    or this CPU lacks it.
+    The name "" selects the instruction set that the environment variable REDBLUE_ISA names; without this variable, the
+    best instruction set that this CPU can run. Raises ValueError, which lists the supported names, if the instruction
+    set is unknown or this CPU lacks it.
     """
 
 class Array:
     """An array (lead..., heads, rows, columns), given by its address and its strides.
 
-    strides: in elements, one per dimension. Raises ValueError for fewer than 3 strides or more than 10.
+    strides: in elements, one per dimension. Raises ValueError for fewer than 3 strides or more than 11.
     """
 
     def __init__(self, address: int, strides: tuple[int, ...]) -> None: ...
@@ -304,8 +304,8 @@ def exp2(x: np.ndarray, isa: Isa) -> None:
 def multiply_add(a: float, b: float, c: float, dtype: str = "float32", isa: str = "") -> float:
     """Compute a * b + c with the instruction that `multiply_add_rate` measures.
 
-    dtype: "float32", or "bfloat16", which rounds a and b to bfloat16 and adds c in fp32. Raises ValueError for another
-    dtype, and for a dtype that the instruction set lacks.
+    dtype: "float32", or "bfloat16", which rounds a and b to bfloat16 and adds c in fp32. isa: a name, as in
+    choose_isa. Raises ValueError for another dtype, and for a dtype that the instruction set lacks.
     """
 
 def multiply_add_rate(dtype: str = "float32", threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
@@ -319,8 +319,9 @@ def multiply_add_rate(dtype: str = "float32", threads: int = 1, seconds: float =
 def read_rate(bytes_per_thread: int, threads: int = 1, seconds: float = 0.05, isa: str = "") -> float:
     """Measure the bytes per second that all threads together read. Each thread reads its own buffer repeatedly.
 
-    bytes_per_thread: size of a buffer, rounded down to a multiple of 1024. seconds: total time of the repetitions,
-    whose median is returned. Raises ValueError unless threads is 1 to 1024 and seconds is above 0 and at most 60.
+    bytes_per_thread: size of a buffer, rounded down to a multiple of 1024, at least 1024. seconds: total time of the
+    repetitions, whose median is returned. Raises ValueError unless threads is 1 to 1024 and seconds is above 0 and at
+    most 60.
     """
 
 class LineCounts:
@@ -422,8 +423,8 @@ def pebble_play(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Play a game on two levels that computes the nodes in the given order; see redblue.pebble.heuristics.
 
-    order: int64, each node that must be computed once, parents before children. recent, ratio: the fields of
-    redblue.pebble.heuristics.Eviction. recomputes: whether a computation may replace a load if all parents are red.
+    order: the nodes to compute, without repetition and with parents before children (int64). recent, ratio: the fields
+    of redblue.pebble.heuristics.Eviction. recomputes: whether a computation may replace a load if all parents are red.
     Returns the kinds, nodes and parents of the moves, the arrays of a redblue.pebble.moves.Game. Raises ValueError if
     the order names an unknown node or has a child before its parent, if the red pebbles are too few for the order, and
     if the board has more than two levels.
