@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from redblue import schedules
+from redblue.base.dtypes import DEFAULT_DTYPE
 from redblue.base.errors import RedblueError
 from redblue.base.integers import parse_size
 from redblue.base.text import quoted
@@ -148,7 +149,7 @@ def make_problem(
     if n_q is None or n_k is None or d is None:
         raise RedblueError(f"the problem needs its sizes: {', '.join(missing)} not given (example: --n 4096 --d 128)")
     d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
-    return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or "float16", parse_mask(mask), direction)
+    return Problem(n_q, n_k, d, d_v, batch, heads, kv_heads, dtype or DEFAULT_DTYPE, parse_mask(mask), direction)
 
 
 def in_pages(problem: Problem, page: Page = None, prefix: Prefix = None, v_in_k: VInK = False) -> AnyProblem:

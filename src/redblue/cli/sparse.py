@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from redblue import schedules
+from redblue.base.dtypes import DEFAULT_DTYPE
 from redblue.base.progress import progress_bar
 from redblue.base.terminal import table
 from redblue.base.text import amount
@@ -69,7 +70,7 @@ def command(
     pairs = read_graph(mask) if is_graph else parse_mask(mask)
     sizes = pairs.sizes(n if n_q is None else n_q, n if n_k is None else n_k)
     d_v, kv_heads = (d if d_v is None else d_v), (heads if kv_heads is None else kv_heads)
-    problem = Problem(*sizes, d, d_v, batch, heads, kv_heads, dtype or "float16", pairs, direction)
+    problem = Problem(*sizes, d, d_v, batch, heads, kv_heads, dtype or DEFAULT_DTYPE, pairs, direction)
     names = None if schedule is None else [schedules.get(name.strip()).name for name in schedule.split(",")]
     formats = None if index is None else [name.strip() for name in index.split(",")]
     with progress_bar("counting", unit="capacities") as move:
