@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,7 @@ from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
-from redblue.kernels.options import (
-    DistributedArguments,
-    Options,
-)
+from redblue.kernels.options import DistributedArguments, Options
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op import api
@@ -162,6 +159,18 @@ def _layouts(
         return []
 
 
+class _Saved(NamedTuple):
+    """The tensors that the backward pass needs."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    sinks: Tensor | None
+    out: Tensor
+    lse: Tensor
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -180,29 +189,32 @@ class _Attention(torch.autograd.Function):
         out, lse = run(layout, Operations(layout, own, q.dtype, q.device), group, failures, {"q": q, "k": k, "v": v})
         if sinks is not None:
             out, lse = _with_sinks(out, lse, sinks)
-        ctx.save_for_backward(q, k, v, out, lse, bias, sinks)
+        ctx.save_for_backward(*_Saved(q, k, v, bias, sinks, out, lse))
         ctx.call = layout, options, group, failures
         ctx.set_materialize_grads(False)
         return out, lse[..., 0]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:  # pyright: ignore
-        q, k, v, out, lse, bias, sinks = ctx.saved_tensors
+        saved = _Saved(*ctx.saved_tensors)
+        _, _, _, bias_grad, sinks_grad, *others = ctx.needs_input_grad
         layout, options, group, failures = ctx.call
-        dout = torch.zeros_like(out) if dout is None else dout
-        delta = (dout.to(lse.dtype) * out).sum(-1, keepdim=True)
+        bias, sinks, lse = saved.bias, saved.sinks, saved.lse
+        dout = torch.zeros_like(saved.out) if dout is None else dout
+        delta = (dout.to(lse.dtype) * saved.out).sum(-1, keepdim=True)
         if dlse is not None:
             delta -= dlse[..., None]
-        inputs = {"q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta}
+        inputs = {"q": saved.q, "k": saved.k, "v": saved.v, "dout": dout, "lse": lse, "delta": delta}
         layout, own = backward_of(layout), options._replace(bias=bias)
-        operations = Operations(layout, own, q.dtype, q.device, bias_gradient=ctx.needs_input_grad[3])
+        operations = Operations(layout, own, saved.q.dtype, saved.q.device, bias_gradient=bias_grad)
         dq, dk, dv = run(layout, operations, group, failures, inputs)
-        dbias = None if operations.dbias is None else operations.dbias.to(bias.dtype)
-        dsinks = None
-        if sinks is not None and ctx.needs_input_grad[4]:
+        dbias = dsinks = None
+        if bias is not None and operations.dbias is not None:
+            dbias = operations.dbias.to(bias.dtype)
+        if sinks is not None and sinks_grad:
             share = torch.where(lse == float("-inf"), 0.0, (sinks.to(lse.dtype)[:, None, None] - lse).exp())
             dsinks = -(share * delta).sum((0, 2, 3)).to(sinks.dtype)
-        return dq, dk, dv, dbias, dsinks, *[None] * 4
+        return dq, dk, dv, dbias, dsinks, *[None] * len(others)
 
 
 @lru_cache(LAYOUTS_KEPT)

@@ -65,10 +65,10 @@ def _attention(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, arrays:
     return _forward_call(static, q, k, v, arrays)
 
 
-def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
-    """The outputs, and everything that the backward pass needs. inputs: values that know whether they are perturbed."""
-    q, k, v, arrays = jax.tree.map(lambda x: x.value, inputs, is_leaf=_is_primal)
-    varies = {name: x.perturbed for name, x in inputs[3].items()}
+def _forward(static: Static, q: Any, k: Any, v: Any, arrays: Any) -> tuple[Any, Any]:
+    """The outputs, and everything that the backward pass needs. The arguments know whether they are perturbed."""
+    varies = {name: x.perturbed for name, x in arrays.items()}
+    q, k, v, arrays = jax.tree.map(lambda x: x.value, (q, k, v, arrays), is_leaf=_is_primal)
     for name in WITHOUT_GRADIENT:
         if varies.get(name):
             raise RedblueError(f"{name} has no gradient: use jax.lax.stop_gradient on it, or give a bias")
