@@ -16,6 +16,7 @@ from redblue.base.dtypes import DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import element_strides
 from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
@@ -211,7 +212,7 @@ def _planes(stream_planes: np.ndarray, sizes: Sizes) -> tuple[cpu.Array | None, 
     memory = np.ascontiguousarray(stream_planes, np.int64)
     heads = sizes.kv_heads * sizes.group if memory.shape[-1] > 1 else 1
     broadcast = np.broadcast_to(memory, (*sizes.lead, heads))
-    strides = [stride // 8 for stride in broadcast.strides]
+    strides = list(element_strides(broadcast))
     if heads == 1:
         strides[-1] = 0
     return cpu.Array(memory.ctypes.data, (*strides, 0, 0)), memory

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.kernels.cpu.arrays import element_strides
 from redblue.op import api
 from redblue.op.paged.forms import address_of, meet, span_of
 from redblue.op.paged.pages import Sequences
@@ -17,7 +18,7 @@ def check_writable(name: str, cache: Any) -> None:
     on_torch = api.is_torch(cache)
     if not on_torch and not cache.flags.writeable:
         raise RedblueError(f"{name} must be writable, got a read-only array: keys are written in place")
-    strides = cache.stride() if on_torch else tuple(s // cache.itemsize for s in cache.strides)
+    strides = cache.stride() if on_torch else element_strides(cache)
     if 0 in cache.shape:
         return
     reach = 0  # memory that the dimensions with smaller strides span
