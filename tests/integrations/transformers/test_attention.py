@@ -144,6 +144,12 @@ def test_packed_sequences(is_causal):
     check(inputs, None, lambda inputs: eager(**inputs, allowed=allowed), is_causal=is_causal, **keywords)
 
 
+def test_descending_bounds_of_sequences_are_refused_by_name():
+    keywords = {"cu_seq_lens_q": torch.tensor([0, 3, NQ]), "cu_seq_lens_k": torch.tensor([0, NK + 1, NK])}
+    with pytest.raises(RedblueError, match=r"cu_seq_lens_k must not descend, but cu_seq_lens_k\[2\] = 11 follows 12"):
+        attention_forward(Layer(), *tensors(batch=1).values(), None, **keywords)
+
+
 def test_packed_sequences_and_a_mask(monkeypatch):
     monkeypatch.setattr(mask_function, "SMALL", 0)
     starts = torch.tensor([0, 3, NQ])

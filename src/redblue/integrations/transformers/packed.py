@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
-
+import numpy as np
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
 from redblue.masks import Mask
+from redblue.masks.numbers import int64_array
 from redblue.masks.rules.packed import Documents
 from redblue.op.paged.call import CAUSAL
+from redblue.op.varlen import documents, lengths_of
 
 
 def packed(
@@ -21,28 +21,28 @@ def packed(
     causal: whether each sequence is also causal; its last query has the position of its last key. starts, key_starts:
     the bounds of the sequences in queries and keys. Raises RedblueError unless they divide a single row of tokens.
     """
-    bounds = starts.tolist()
-    key_bounds = bounds if key_starts is None or key_starts is starts else key_starts.tolist()
-    for name, ends, tokens in (("q", bounds, query), ("k", key_bounds, key)):
-        if tokens.shape[0] != 1 or not ends or ends[0] != 0 or ends[-1] != tokens.shape[2]:
-            raise RedblueError(
-                f"cu_seq_lens_{name} must go from 0 to the {tokens.shape[2]} tokens of a batch of one, got "
-                f"{ends[:1]} to {ends[-1:]} for a batch of {tokens.shape[0]}"
-            )
-    documents = _documents(tuple(bounds), tuple(key_bounds), causal)
+    bounds = int64_array("cu_seq_lens_q", starts.tolist())
+    key_starts = starts if key_starts is None else key_starts
+    key_bounds = bounds if key_starts is starts else int64_array("cu_seq_lens_k", key_starts.tolist())
+    lengths, key_lengths = _lengths("cu_seq_lens_q", bounds, query), _lengths("cu_seq_lens_k", key_bounds, key)
+    within_sequences = documents(lengths, key_lengths, CAUSAL if causal else None)
     if mask is None or mask.is_full:
-        return documents
-    rule, own = mask.rule, documents.rule
+        return within_sequences
+    rule, own = mask.rule, within_sequences.rule
     if (
         isinstance(rule, Documents)
         and isinstance(own, Documents)
         and (rule.lengths, rule.key_lengths) == (own.lengths, own.key_lengths)
     ):  # the mask function has recognised the same sequences
         return mask
-    return mask & documents
+    return mask & within_sequences
 
 
-@lru_cache(maxsize=64)
-def _documents(bounds: tuple[int, ...], key_bounds: tuple[int, ...], causal: bool) -> Mask:
-    lengths, key_lengths = ([b - a for a, b in pairwise(x)] for x in (bounds, key_bounds))
-    return Mask.documents(lengths, key_lengths, within=CAUSAL if causal else None)
+def _lengths(name: str, bounds: np.ndarray, tokens: Tensor) -> np.ndarray:
+    """The lengths of the sequences. Raises RedblueError unless the bounds divide a single row of tokens."""
+    if tokens.shape[0] != 1 or not len(bounds) or bounds[0] or bounds[-1] != tokens.shape[2]:
+        raise RedblueError(
+            f"{name} must go from 0 to the {tokens.shape[2]} tokens of a batch of one, got {bounds[:1].tolist()} to "
+            f"{bounds[-1:].tolist()} for a batch of {tokens.shape[0]}"
+        )
+    return lengths_of(name, bounds)
