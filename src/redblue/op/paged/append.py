@@ -12,7 +12,7 @@ from redblue.kernels.cpu.arrays import element_strides
 from redblue.op import api
 from redblue.op.paged.call import check_cache, packed_rows
 from redblue.op.paged.forms import address_of
-from redblue.op.paged.pages import Sequences, lengths_of, table_of
+from redblue.op.paged.pages import Sequences, checked_lengths, table_of
 from redblue.op.paged.writes import check_apart, check_columns, check_places, check_writable, column_of, copies_outside
 
 
@@ -48,7 +48,7 @@ class Places(NamedTuple):
         check_writable("v_pages", v_pages)
         starts, flat = packed_rows("k", k, cu_seqlens, "cu_seqlens")
         _check_rows(k, v, k_pages, v_pages)
-        lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
+        lengths = checked_lengths("lengths_k", lengths_k, len(starts) - 1)
         ends = lengths + np.diff(starts)
         page = int(k_pages.shape[1])
         table = table_of(page_table, ends, page, int(k_pages.shape[0]), ("page_table", "the new lengths"))

@@ -19,7 +19,7 @@ from redblue.op import api
 from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
 from redblue.op.paged.known_tables import known
 from redblue.op.paged.options import check_no_gradient, expanded
-from redblue.op.paged.pages import Sequences, lengths_of, on_cpu, table_of, whole_numbers
+from redblue.op.paged.pages import Sequences, checked_lengths, on_cpu, table_of, whole_numbers
 from redblue.op.varlen import lengths_between
 
 CAUSAL = Mask.causal(align="bottom-right")
@@ -54,7 +54,7 @@ class PagedCall(NamedTuple):
 
         def sequences_of() -> Sequences:
             starts, _ = packed_rows("q", q, cu_seqlens_q, "cu_seqlens_q")
-            lengths = lengths_of("lengths_k", lengths_k, len(starts) - 1)
+            lengths = checked_lengths("lengths_k", lengths_k, len(starts) - 1)
             return Sequences(
                 starts, lengths, table_of(page_table, lengths, page, pages, ("page_table", "lengths_k")), page
             )

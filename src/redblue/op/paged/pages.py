@@ -85,7 +85,7 @@ def on_cpu(name: str, values: Any) -> Any:
     return values.detach().cpu().numpy()
 
 
-def lengths_of(name: str, values: Any, sequences: int) -> np.ndarray:
+def checked_lengths(name: str, values: Any, sequences: int) -> np.ndarray:
     """One whole number of at least 0 for each sequence. Raises RedblueError, which names the entry."""
     lengths = whole_numbers(name, values, sequences)
     if (lengths < 0).any():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
-from redblue.op.paged.pages import lengths_of, table_of, whole_numbers
+from redblue.op.paged.pages import checked_lengths, table_of, whole_numbers
 
 
 def used_keys(
@@ -27,7 +27,7 @@ def used_keys(
     sequences = len(starts) - 1
     if used is None:
         raise RedblueError("block_table needs seqused_k, the number of keys of each sequence: give it, too")
-    lengths = lengths_of("seqused_k", used, sequences)
+    lengths = checked_lengths("seqused_k", used, sequences)
     if table is None:
         first = whole_numbers("cum_seq_k", key_starts)
         if len(first) != sequences + 1:
