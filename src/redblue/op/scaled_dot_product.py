@@ -34,6 +34,7 @@ def scaled_dot_product_attention(
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
     check_one_kind_of_mask(attn_mask, is_causal)
+    mask = _CAUSAL if is_causal else None
     if is_nested(query) or is_nested(key) or is_nested(value):
         from redblue.op.pytorch import nested
 
@@ -41,10 +42,8 @@ def scaled_dot_product_attention(
             raise RedblueError(
                 "attn_mask is not supported for nested tensors, which are masked by their lengths: use is_causal"
             )
-        mask = _CAUSAL if is_causal else None
         return nested.scaled_dot_product_attention(query, key, value, dropout_p, mask, scale, enable_gqa)
     check_grouping(query, key, value, enable_gqa)
-    mask = _CAUSAL if is_causal else None
     return attention(query, key, value, mask=mask, bias=attn_mask, dropout=dropout_p, scale=scale)
 
 

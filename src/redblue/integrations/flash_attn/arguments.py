@@ -84,7 +84,7 @@ def check_tensors(shape: str, **tensors: Any) -> None:
 def check_heads(q: Tensor, k: Tensor) -> None:
     """Raise RedblueError unless the number of q's heads (second last dimension) is a multiple of k's."""
     heads, kv_heads = q.shape[-2], k.shape[-2]
-    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads or heads < kv_heads):
+    if heads != kv_heads and (0 in (heads, kv_heads) or heads % kv_heads):
         raise RedblueError(f"heads of q ({heads}) must be a multiple of the heads of k and v ({kv_heads})")
 
 

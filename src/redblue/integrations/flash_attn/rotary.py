@@ -32,7 +32,8 @@ def check_tables(rotary_cos: Any, rotary_sin: Any, d: int, positions: int) -> No
 def rotated(x: Tensor, rotary_cos: Tensor, rotary_sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
     """x (batch, n, heads, d) with its first features rotated, by the angles of `positions` (batch, n).
 
-    interleaved: features 0 and 1, 2 and 3, ... are pairs; else the first half with the second. Rotated in float32.
+    interleaved: features 0 and 1, 2 and 3, ... are pairs; else the first half with the second. Computed in float32,
+    or in float64 if x is float64.
     """
     pairs = rotary_cos.shape[1]
     wide = torch.promote_types(x.dtype, torch.float32)
