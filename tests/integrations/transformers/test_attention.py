@@ -234,7 +234,6 @@ MASK = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
         (MASK[..., 1:], {}, "attention_mask must broadcast to .* got"),
         (MASK, {"position_bias": torch.zeros(1, H, NQ, NK + 1)}, "position_bias must broadcast to .* got"),
         (MASK, {"sinks": torch.zeros(H - 1)}, "sinks must broadcast to .* got"),
-        (None, {"is_causal": False, "sliding_window": NK - 1}, "sliding_window=.* needs an attention_mask"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(mask, keywords, message):
@@ -250,6 +249,13 @@ def test_harmless_keywords_are_taken():
     assert torch.equal(
         attention_forward(Layer(), *inputs, MASK, **keywords)[0], attention_forward(Layer(), *inputs, MASK)[0]
     )
+
+
+def test_windows_come_from_the_mask_only():
+    """As with eager and sdpa: DiffusionGemma gives a window, without a mask, where every key is attended."""
+    inputs = [x.detach() for x in tensors().values()]
+    out, _ = attention_forward(Layer(), *inputs, None, is_causal=False, sliding_window=4)
+    torch.testing.assert_close(out, eager(*inputs), atol=1e-12, rtol=0)
 
 
 def test_a_changed_boolean_mask_is_read_again(monkeypatch):

@@ -18,7 +18,9 @@ from redblue.op.api import attention
 from redblue.op.pytorch.boolean import mask_of
 
 # Keyword arguments that models pass to every attention function and that do not change the result here. The mask
-# already contains positions; the others are inputs of the model, or concern other kernels, caches or outputs.
+# already contains positions and windows; the others are inputs of the model, or concern other kernels, caches or
+# outputs. Some models, such as DiffusionGemma, give sliding_window without a mask where every key is attended; eager
+# and sdpa also take windows from the mask only.
 HARMLESS = {
     "cache_position",
     "deterministic",
@@ -38,6 +40,7 @@ HARMLESS = {
     "position_ids",
     "return_dict",
     "seq_idx",
+    "sliding_window",
     "spatial_shapes",
     "token_type_ids",
     "use_cache",
@@ -71,7 +74,6 @@ def attention_forward(
     cu_seq_lens_k: Tensor | None = None,
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
-    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention for a model of transformers. Returns (B, n_q, H, d_v), contiguous, and None for the probabilities.
@@ -80,16 +82,10 @@ def attention_forward(
     attention_mask: a MaskTensor, a boolean tensor (True: attend), a floating tensor (added to the scores), or None, in
     which case the module's `is_causal` decides. s_aux: one sink per head; sinks: one sink per head and query.
     position_bias: added to the scores, with gradient. cu_seq_lens_*: the bounds of packed sequences. indices,
-    block_indices: the keys or blocks of keys that each query selects. sliding_window: the layer's window, which a mask
-    contains already; without a mask it must not exclude any key. Raises RedblueError for an unsupported argument.
+    block_indices: the keys or blocks of keys that each query selects. Raises RedblueError for an unsupported argument.
     """
     if others:
         check_others(others)
-    if sliding_window and attention_mask is None and sliding_window < key.shape[2]:
-        raise RedblueError(
-            f"sliding_window={sliding_window} for {key.shape[2]} keys needs an attention_mask that contains the window, "
-            "which is None: make it with transformers.masking_utils.create_sliding_window_causal_mask"
-        )
     if block_indices is not None:
         attention_mask = selected_blocks(module, block_indices, attention_mask, key.shape[2], query.shape[1])
     if indices is not None:
