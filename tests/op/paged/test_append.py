@@ -89,6 +89,28 @@ def test_tensors_of_keys_that_lie_in_the_cache_itself():
     assert torch.equal(cache[[1, 2, 5]], expected)
 
 
+def shared_rows(layout):
+    """New keys and values that lie in the caches with strides that a copy does not have; page 5 is free."""
+    memory = np.arange(1.0, 289.0).reshape(6, 3, 2, 8)
+    if layout == "heads outside":
+        k_pages, v_pages = (memory[..., part].swapaxes(1, 2).copy().swapaxes(1, 2) for part in np.s_[:4, 4:])
+    else:
+        k_pages, v_pages = memory[..., :4], memory[..., 4:]
+    rows = np.s_[1:2, :2] if layout == "part of a page" else np.s_[1:2]
+    return k_pages[rows], v_pages[rows], k_pages, v_pages
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+@pytest.mark.parametrize("layout", ["heads outside", "values beside keys", "part of a page"])
+def test_new_keys_and_values_that_are_strided_views_of_the_caches(library, layout):
+    if library == "PyTorch":
+        pytest.importorskip("torch")
+    arguments = (*shared_rows(layout), np.array([[5]]), np.array([0]), None)
+    k_pages, v_pages, _ = written(*arguments)
+    rb.append_paged(*(map(tensor, arguments) if library == "PyTorch" else arguments))
+    assert bits(arguments[2:4]) == bits((k_pages, v_pages))
+
+
 def small(**change):
     rng = np.random.default_rng(0)
     k, v, k_pages, v_pages = (

@@ -68,10 +68,11 @@ class Places(NamedTuple):
         if self.column is not None:
             check_columns(k, v, self.column)
         caches = k_pages, v_pages
-        new = copies_outside((k, v), caches)
-        for target, x, cache in zip(
-            self.targets, new, caches, strict=False
-        ):  # only one target if values are columns of keys
+        separate = copies_outside((k, v), caches)
+        writes = zip(self.targets, (k, v), separate, caches, strict=False)  # one target if values are columns of keys
+        for target, given, x, cache in writes:
+            if x is not given:  # a copy has strides of its own
+                target = _target(self.pages, self.rows, len(self.pages), x, cache)
             if not target.is_packed:
                 x = x.reshape(target.packed)
             if target.copy is None:
