@@ -6,6 +6,7 @@ Numeric runs load the mask from memory.
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from support.mask_oracle import compositions
 from support.spaces import PASSES, block_masks, tile_edges
 
 MASKED = [p for p in PASSES if not p.values[0].full_only]
+BLOCKS = Mask.blocks([[True, False], [True, True]], 4)
 NAMES = ("bits", "csr", "coo", "tiles:4", "tiles:64")
 
 
@@ -161,6 +163,8 @@ def test_a_million_tokens_have_closed_forms():
     ("mask", "index", "says"),
     [
         (Mask.causal(), "blocks", "masks that are made of blocks"),
+        (BLOCKS & Mask.causal(), "blocks", "masks that are made of blocks"),
+        (BLOCKS | Mask.blocks(np.tri(3, dtype=bool), 3), "blocks", "masks that are made of blocks"),
         (Mask.causal(), "2:4", "each row attends exactly 2 of every 4 columns"),
         (Mask.causal(), "5:4", "give n of at most m"),
         (Mask.causal(), "tiles:0", "whole numbers of at least 1"),
