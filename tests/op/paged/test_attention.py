@@ -23,6 +23,7 @@ from support.paged import (
     run,
     run_on_torch,
     table_of,
+    tensor,
 )
 
 
@@ -242,6 +243,40 @@ def test_arrays_of_other_libraries():
     for name in ("q", "k_pages", "v_pages"):
         arguments[name] = jnp.asarray(arguments[name])
     np.testing.assert_array_equal(rb.attention_paged(**arguments), expected)
+
+
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+@pytest.mark.parametrize("name", ["sinks", "alibi", "bias"])
+def test_options_are_arrays_of_any_strides(library, name):
+    of = tensor if library == "PyTorch" else lambda x: x
+    if library == "PyTorch":
+        pytest.importorskip("torch")
+    arguments = {key: of(x) for key, x in small().items()}
+    shape = (3, 2, 1, 4) if name == "bias" else (2,)
+    dense = np.random.default_rng(1).uniform(1, 3, shape).astype(np.float32)
+    strided = np.full((*shape, 3), 50, np.float32)[..., 1]
+    strided[...] = dense
+    expected = rb.attention_paged(**arguments, **{name: of(dense)})
+    np.testing.assert_array_equal(rb.attention_paged(**arguments, **{name: of(strided)}), expected)
+
+
+@pytest.mark.parametrize("name", ["sinks", "alibi", "bias"])
+def test_options_that_are_negated_views(name):
+    """The imaginary part of a conjugate holds its negated numbers in memory."""
+    torch = pytest.importorskip("torch")
+    arguments = {key: tensor(x) for key, x in small().items()}
+    shape = (3, 2, 1, 4) if name == "bias" else (2,)
+    x = torch.complex(torch.zeros(shape), torch.linspace(1, 3, int(np.prod(shape))).reshape(shape)).conj().imag
+    assert x.is_neg()
+    expected = rb.attention_paged(**arguments, **{name: x.resolve_neg()})
+    assert torch.equal(rb.attention_paged(**arguments, **{name: x}), expected)
+
+
+def test_sparse_options_are_refused():
+    torch = pytest.importorskip("torch")
+    arguments = {key: tensor(x) for key, x in small().items()}
+    with pytest.raises(rb.RedblueError, match="bias must be dense, got a tensor of layout"):
+        rb.attention_paged(**arguments, bias=torch.zeros(3, 2, 1, 4).to_sparse())
 
 
 @pytest.mark.parametrize("wrong", ["one key less", "another page", "a key later", "another mask"])

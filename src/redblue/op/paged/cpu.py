@@ -150,11 +150,12 @@ def _heads_second(x: Memory) -> Array:
 
 
 def _converted(x: Any, dtype: str) -> Any:
+    """The array in this type, dense, because the core reads sinks without strides."""
     if api.is_torch(x):
         import torch
 
-        return x.detach().to(getattr(torch, dtype))
-    return np.asarray(x, dtype)
+        return x.detach().to(getattr(torch, dtype)).contiguous()
+    return np.ascontiguousarray(x, dtype)
 
 
 def _broadcast(x: Any, shape: tuple[int, ...]) -> Any:

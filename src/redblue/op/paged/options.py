@@ -49,15 +49,17 @@ def _full_shape(rules: ArrayOption, dimensions: int, sizes: Sizes) -> tuple[int,
 
 
 def _of_kind(name: str, x: Any, q: Any) -> Any:
-    """The array. Raises RedblueError if q is a tensor and the array is not a tensor on q's device."""
+    """The array, dense. Raises RedblueError if q is a tensor and the array is not a dense tensor on q's device."""
     if not api.is_torch(q):
         return api.as_numpy(name, x)
     if not api.is_torch(x):
         raise RedblueError(f"{name} must be a PyTorch tensor like q, got {type(x).__name__}")
     if x.device != q.device:
         raise RedblueError(f"{name} must be on the device of q ({q.device}), got {x.device}")
+    if x.is_nested or str(x.layout) != "torch.strided":
+        raise RedblueError(f"{name} must be dense, got a tensor of layout {x.layout}")
     check_no_gradient(name, x)
-    return x
+    return x.resolve_neg()  # kernels read memory, which holds negated numbers in a view like x.conj().imag
 
 
 def check_no_gradient(name: str, x: Any) -> None:
