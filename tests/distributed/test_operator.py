@@ -14,6 +14,13 @@ OPTIONS = [("scale", "softcap", "sinks"), ("alibi",), ("dropout", "seed"), ("bia
 
 
 @pytest.fixture(scope="module")
+def one():
+    processes = Processes(1)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="module")
 def two():
     processes = Processes(2)
     yield processes
@@ -42,6 +49,13 @@ def test_options(two, names):
             two.run(calls.compare, schedule, placement, "causal", 2, names)
     if names == ("bias",):
         two.run(calls.compare, "auto", "contiguous", "window", 2, names)
+
+
+@pytest.mark.parametrize("mask", ["random", "strided", "global"])
+def test_bias_gradient_of_rows_that_are_not_consecutive(one, two, mask):
+    for processes in (one, two):
+        for schedule, placement in (("ring", "contiguous"), ("all_gather", "striped")):
+            processes.run(calls.compare, schedule, placement, mask, 2, ("bias",))
 
 
 def test_types(two):

@@ -18,7 +18,9 @@ MASKS = {
     "causal": rb.Mask.causal(),
     "window": rb.Mask.sliding_window(4),
     "documents": rb.Mask.documents([5, 20, 12]),
-    "random": rb.Mask.from_dense(np.random.default_rng(0).random((N, N)) < 0.1),
+    "random": rb.Mask.from_dense(np.random.default_rng(0).random((N, N)) < 0.1),  # some rows have no keys
+    "strided": rb.Mask.from_dense((np.arange(N)[:, None] % 3 == 0) & (np.arange(N) % 4 == 0)),
+    "global": rb.Mask.from_dense(np.tril((np.arange(N)[:, None] % 9 == 5) | (np.arange(N) % 9 == 5), -1)),
     "per head": rb.Mask.per_head([rb.Mask.causal(), rb.Mask.full(), rb.Mask.sliding_window(2), rb.Mask.prefix(3)]),
 }
 

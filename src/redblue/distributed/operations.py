@@ -145,7 +145,10 @@ class Operations:
             dk, dv = (x.unflatten(-3, (-1, group)).sum(-3, dtype=self.sums) for x in (dk, dv))
         if self.dbias is not None:
             rows, keys = _bias_index(self.dbias, block)
-            self.dbias[..., rows, :][..., keys] += dbias
+            part = self.dbias[..., rows, :]
+            part[..., keys] += dbias
+            if not isinstance(rows, slice):  # the part is a copy
+                self.dbias[..., rows, :] = part
         for array, new, rows in (("dq_sum", dq, block.queries), ("dk_sum", dk, block.keys), ("dv_sum", dv, block.keys)):
             names = [name for name in writes if name.array == array]
             for name, own, places in _by_shard(names, writes, rows):
