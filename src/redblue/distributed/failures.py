@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent import futures
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,17 +68,12 @@ class Failures:
                 if not waiting.done():  # the wait was interrupted
                     _local.waits.abandon()
 
-    def _watch(self, waiting: Future[Any], rank: int) -> None:
-        noted: Future[Any] | None = None
-        while True:
-            try:
-                waiting.result(TICK_SECONDS)
-                break
-            except TimeoutError:
-                if waiting.done():
-                    raise
+    def _watch(self, waiting: futures.Future[Any], rank: int) -> None:
+        noted: futures.Future[Any] | None = None
+        while not futures.wait([waiting], TICK_SECONDS).done:
             if noted is None or noted.done():
                 noted = _notes.start(lambda: self._look(rank))
+        waiting.result()
         if noted is not None:
             _notes.start(lambda: _store().delete_key(self._key(self.rank)))
 
