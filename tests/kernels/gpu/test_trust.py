@@ -17,7 +17,7 @@ from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import flash, hybrid, small_cache
 from redblue.schedules.spilled import ForwardTiles
 from support.examples import thorough
-from support.gpu import DEVICE, SPARSE, check, check_forward, interpreted_only, normal
+from support.gpu import DEVICE, SPARSE, check, check_close, check_forward, interpreted_only, normal
 
 # The interpreter computes masked lanes, too, and NumPy warns of their overflows
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -238,3 +238,27 @@ def test_infinities_and_nan_stay_in_their_rows():
     broken[0, 3] = broken[1, 20] = True
     assert out[broken].isnan().all()
     assert torch.equal(out[~broken], expected[~broken])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_row_of_the_lowest_finite_bias_attends_its_keys(kernel, dtype):
+    """Such a row gets the mean of V, as on the CPU. A bias of -inf hides a key, and NaN stays NaN.
+
+    Kernels that spill P, on the CPU too, and merges of spans of unequal lengths weigh such keys by their log-sum-exp.
+    This number is too large to hold the number of keys, so only the schedule `flash` and equal spans are checked.
+    """
+    q, k, v = (normal(1, 32, d, dtype=dtype).detach() for d in (5, 5, 4))
+    bias = torch.zeros(32, 32, dtype=dtype, device=DEVICE)
+    bias[1], bias[2], bias[3] = torch.finfo(dtype).min, -torch.inf, torch.nan
+    bias[4, :20] = torch.finfo(dtype).min
+    out, lse = interpreted.attention(q, k, v, bias=bias, return_lse=True)
+    expected, expected_lse = rb.attention(
+        *(x.cpu().double() for x in (q, k, v)), bias=bias.cpu().double(), return_lse=True
+    )
+    rows = [i for i in range(32) if i != 3 and (i != 1 or kernel.startswith("flash"))]
+    check_close(out[:, rows], expected[:, rows], dtype)
+    assert out[0, 3].isnan().all()
+    assert -torch.inf < lse[0, 1] < torch.finfo(lse.dtype).min / 4
+    check_close(
+        torch.cat((lse[:, 2:3], lse[:, 4:]), 1), torch.cat((expected_lse[:, 2:3], expected_lse[:, 4:]), 1), dtype
+    )

@@ -28,7 +28,14 @@ __all__ = ["INTERPRETED"]  # re-exported from arrays.py; kernels import the help
 STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a score
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(-3.0e38)  # the initial row maximum: finite, so that -inf - LOWEST is not NaN
+
+# By the type of the sums: the initial row maximum, which is finite, so that -inf minus the maximum is not NaN; and the
+# lowest finite bias, which in units of log 2 is finite and above the initial row maximum. A lower finite bias is raised
+# to the lowest one, so that a row whose biases are all finite always attends its keys.
+LOWEST = tl.constexpr(-3.0e38)
+LOWEST_FLOAT64 = tl.constexpr(-1.7e308)
+LOWEST_BIAS = tl.constexpr(-1.3e38)
+LOWEST_BIAS_FLOAT64 = tl.constexpr(-8.0e307)
 
 
 class Number(NamedTuple):
@@ -152,6 +159,12 @@ def constant(x: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
+def lowest(SUMS: tl.constexpr):
+    """The initial row maximum, in the type of the sums."""
+    return constant(LOWEST_FLOAT64 if tl.float64 == SUMS else LOWEST, SUMS)
+
+
+@triton.jit
 def number(x, SUMS: tl.constexpr):
     """A Number, in the type of the sums."""
     high = tl.full((), x.high, SUMS)
@@ -259,7 +272,11 @@ def with_bias(s, p_bias, m_row, m_key):
     if b_bias.dtype.is_int():  # boolean: True attends
         return tl.where(b_bias != 0, s, float("-inf"))
     else:
-        return s + b_bias.to(s.dtype) * constant(LOG2E, s.dtype)
+        b_bias = b_bias.to(s.dtype)
+        if p_bias.dtype.element_ty != tl.float16:  # whose lowest number is not below the lowest bias
+            floor = constant(LOWEST_BIAS_FLOAT64 if s.dtype == tl.float64 else LOWEST_BIAS, s.dtype)
+            b_bias = tl.where((b_bias < floor) & (b_bias > float("-inf")), floor, b_bias)
+        return s + b_bias * constant(LOG2E, s.dtype)
 
 
 @triton.jit
@@ -280,7 +297,7 @@ def tanh(x):
 @triton.jit
 def initial_max_and_sum(scores, head, i_row, GROUP: tl.constexpr, SUMS: tl.constexpr):
     """The row maximum and the row sum before any key, which come from the heads' sinks."""
-    row_max = tl.full(i_row.shape, LOWEST, SUMS)
+    row_max = tl.full(i_row.shape, lowest(SUMS), SUMS)
     row_sum = tl.zeros(i_row.shape, SUMS)
     if scores.sinks is not None:
         b_sink = tl.load(scores.sinks + head * GROUP + i_row % GROUP).to(SUMS) * constant(LOG2E, SUMS)

@@ -126,6 +126,20 @@ def test_bias(shape, dtype):
         check_close(x.reshape(y.shape), y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_query_of_the_lowest_finite_bias_attends_its_keys(dtype):
+    """Such a query gets the mean of the values, as in the textbook; a bias of -inf hides a key."""
+    call = draw(7, [16, 16], [3, 3], dtype=dtype, device=DEVICE)
+    bias = torch.zeros((2, 1, 3, 16), dtype=dtype, device=DEVICE)
+    bias[:, :, 1], bias[:, :, 2] = torch.finfo(dtype).min, -torch.inf
+    call.options["bias"] = bias
+    expected, expected_lse = call.expected()
+    out, lse = (x.reshape(y.shape) for x, y in zip(run(padded(call)), (expected, expected_lse), strict=True))
+    check_close(out, expected, dtype)
+    assert ((lse[[1, 4]] > -torch.inf) & (lse[[1, 4]] < torch.finfo(dtype).min / 4)).all()
+    check_close(lse[[0, 2, 3, 5]], expected_lse[[0, 2, 3, 5]], dtype)
+
+
 def padded(call):
     """The call with q of four dimensions."""
     call.q = call.q.reshape(2, 3, 4, 24)

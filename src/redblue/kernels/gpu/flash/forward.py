@@ -27,13 +27,13 @@ from redblue.kernels.gpu.planning.by_gluon import Settings
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
-    LOWEST,
     constant,
     exp2_below,
     factor_left,
     finish,
     initial_max_and_sum,
     keep_factors,
+    lowest,
     row_terms,
 )
 from redblue.kernels.gpu.visits import visit
@@ -136,7 +136,7 @@ def flash_forward(
     b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
-    row_max, row_sum = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    row_max, row_sum = tl.full((ROWS,), lowest(SUMS), SUMS), tl.zeros((ROWS,), SUMS)
     if span is None:
         row_max, row_sum = initial_max_and_sum(scores, head, block.i, GROUP, SUMS)
     k, v = head_of(k, batch, head, ALIGN), head_of(v, batch, head, ALIGN)

@@ -18,12 +18,12 @@ from redblue.kernels.gpu.arrays import Array, head_of, index, load, product, sto
 from redblue.kernels.gpu.paged.layout import ITEM, MEMBER, NODE
 from redblue.kernels.gpu.scores import (
     LN2,
-    LOWEST,
     constant,
     exp2_below,
     factor_left,
     finish_paged,
     initial_max_and_sum,
+    lowest,
 )
 from redblue.kernels.gpu.visits import visit
 
@@ -140,7 +140,7 @@ def paged_forward(
     b_q = q0, (load(q, q_offsets, m_row, D0, D1, D) if D1 else q0)
     acc0 = tl.zeros((ROWS, V0), SUMS)
     acc1 = tl.zeros((ROWS, V1), SUMS) if V1 else acc0
-    row_max, row_sum = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    row_max, row_sum = tl.full((ROWS,), lowest(SUMS), SUMS), tl.zeros((ROWS,), SUMS)
     if base < 0:
         row_max, row_sum = initial_max_and_sum(scores, head, i_row, GROUP, SUMS)
     p_table = table + wide(tl.load(node)) * table_row

@@ -23,13 +23,13 @@ from redblue.kernels.gpu.planning.by_tma import Choice
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import (
     LN2,
-    LOWEST,
     constant,
     exp2_below,
     factor_left,
     finish,
     initial_max_and_sum,
     keep_factors,
+    lowest,
     row_terms,
 )
 from redblue.kernels.gpu.spilled.chunks import (
@@ -168,7 +168,7 @@ def spill(
     SUMS: tl.constexpr = lse.dtype.element_ty
     block = row_block((stream, row, rows), n_q, kv_heads, tl.program_id(0), scores.end is not None, GROUP, ROWS)
     m_row = None if WHOLE_ROWS else block.i_local < rows
-    state = tl.full((ROWS,), LOWEST, SUMS), tl.zeros((ROWS,), SUMS)
+    state = tl.full((ROWS,), lowest(SUMS), SUMS), tl.zeros((ROWS,), SUMS)
     if span_lse is None:
         state = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     q, k = head_of(q, block.batch, block.head * GROUP), head_of(k, block.batch, block.head)
@@ -218,7 +218,7 @@ def _spill_tiles(tiles, TILES: tl.constexpr, state, operands, block, m_row, scor
         )  # fmt: skip
         m_pair = pair_mask(scores, lists, t, TILES, block.i, i_key, m_key, COLS, c.GROUP)
         s = s * left if m_pair is None else tl.where(m_pair, s * left, float("-inf"))
-        tile_max = tl.maximum(tl.max(s, 1), LOWEST)
+        tile_max = tl.maximum(tl.max(s, 1), lowest(SUMS))
         s = exp2_below(s, tile_max[:, None], c.PLAIN)
         new_max = tl.maximum(row_max, tile_max)
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.sum(s, 1) * tl.exp2(tile_max - new_max)
@@ -244,7 +244,7 @@ def merge_lse(
         begin, stop = low // span, tl.cdiv(high, span)
     row_max, row_sum = initial_max_and_sum(scores, block.head, block.i, GROUP, SUMS)
     for s in range(begin, stop):
-        b_lse = tl.load(line_at(span_lse, block.local, s) + block.i_local, mask=m_row, other=LOWEST)
+        b_lse = tl.load(line_at(span_lse, block.local, s) + block.i_local, mask=m_row, other=lowest(SUMS))
         new_max = tl.maximum(row_max, b_lse)
         row_sum = row_sum * tl.exp2(row_max - new_max) + tl.exp2(b_lse - new_max)
         row_max = new_max

@@ -19,7 +19,7 @@ from redblue.kernels.gpu.arrays import (
 )
 from redblue.kernels.gpu.band import attending_rows, band_tiles, first_of_slice
 from redblue.kernels.gpu.blocks import row_block
-from redblue.kernels.gpu.scores import LOG2E, LOWEST, constant, exp2_below, number
+from redblue.kernels.gpu.scores import LOG2E, constant, exp2_below, lowest, number
 from redblue.kernels.gpu.spilled.chunks import PLACE, line_at
 from redblue.kernels.gpu.spilled.constants import ProductConstants
 from redblue.kernels.gpu.spilled.slices import Panel, pointers
@@ -63,7 +63,7 @@ def spilled_output(
 
     # A tile of P is multiplied by exp2(its row maximum - log-sum-exp) as it is read
     b_lse = read(lse + block.numbers, m_row)
-    b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), LOWEST)
+    b_lse = tl.maximum(b_lse * constant(LOG2E, SUMS), lowest(SUMS))
     v = head_of(v, block.batch, block.head)
     band = band_tiles(scores, lists, block, n_k, None, GROUP, DEPTH)
     acc = visit_band_or_list(
