@@ -168,7 +168,11 @@ def test_masks_from_files(tmp_path):
         parse(f"csr:{tmp_path}/graph.npz & causal")
         == Mask.from_csr(*Mask.from_dense(dense).to_csr(), 9) & Mask.causal()
     )
+    for kind, square in (("csc", dense[:, :6]), ("bsr", np.eye(6, dtype=bool))):  # the shape alone tells nothing
+        sparse.save_npz(tmp_path / f"{kind}.npz", sparse.csr_array(square).asformat(kind))
     for name, says in (
+        ("csc.npz", r"must hold a CSR matrix, but its format is 'csc': save matrix.tocsr\(\) instead"),
+        ("bsr.npz", "but its format is 'bsr'"),
         ("short.npz", r"shape in .* must be \(length of indptr - 1, n_k\), got \[2, 3\]"),
         ("none.npz", "must hold the arrays indptr, indices, shape"),
         ("a.npy", "must hold the arrays"),

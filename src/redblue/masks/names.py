@@ -150,6 +150,12 @@ def _csr(path: str) -> Mask:
     names = ("indptr", "indices", "shape")
     if not isinstance(arrays, dict) or not set(names) <= set(arrays):
         raise RedblueError(f"{path!r} must hold the arrays {', '.join(names)}, which scipy.sparse.save_npz writes")
+    stored_as = arrays["format"].item() if "format" in arrays and arrays["format"].ndim == 0 else "csr"
+    if stored_as not in ("csr", b"csr"):  # indptr of a CSC matrix counts columns, so the mask would be transposed
+        text = stored_as.decode("ascii", "replace") if isinstance(stored_as, bytes) else str(stored_as)
+        raise RedblueError(
+            f"{path!r} must hold a CSR matrix, but its format is {text[:SHOWN]!r}: save matrix.tocsr() instead"
+        )
     indptr, indices, shape = (arrays[name] for name in names)
     if shape.shape != (2,) or shape[0] != indptr.size - 1:
         raise RedblueError(f"shape in {path!r} must be (length of indptr - 1, n_k), got {shape.tolist()}")
