@@ -142,6 +142,38 @@ def test_a_false_phase_is_refused(cheat, says):
         verify(matmul_graph(2, 2, 2), 4, replace(PHASE, **cheat))
 
 
+def test_nodes_of_many_words_take_no_longer():
+    """One variable per word would take hours. Equal weights scale the words of a phase, so its nodes stay the same."""
+    graph = fft_graph(4)
+    weighted = Rules(weights=(5000,) * graph.n)
+    for words in (1, 3, 6):
+        phase = largest_phase(graph, 15000, 5000 * words, weighted)
+        assert phase.max_nodes == largest_phase(graph, 3, words).max_nodes
+        verify(graph, 15000, phase, weighted)
+    assert "partition" in {bound.method for bound in lower_bounds(graph, 15000, weighted)}
+    huge = Rules(weights=(10**9,) * graph.n)
+    assert "partition" not in {bound.method for bound in lower_bounds(graph, 3 * 10**9, huge)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"load_cost": 3.141592653589793},  # has no unit in common with 1 that is large enough
+        {"load_cost": 10**6, "weights": (1000,) * 4},  # costs more than the search counts to
+    ],
+)
+def test_bounds_that_need_no_search_hold_for_all_costs(name, fields):
+    graph, rules = fft_graph(2), Rules(name, **fields)
+    with pytest.raises(RedblueError, match="round"):
+        solve(graph, least_red(graph, rules), rules)
+    found = {bound.method: bound.words for bound in lower_bounds(graph, least_red(graph, rules), rules)}
+    assert METHODS[name] - found.keys() <= {"search", "wavefront", "spectral"}
+    assert "search" not in found
+    words = sum(rules.words_of(graph)[:2])
+    assert found["compulsory"] == pytest.approx(words * (rules.load_cost + 1))
+
+
 def test_red_below_the_least_is_refused():
     with pytest.raises(RedblueError, match="needs at least 3"):
         lower_bound(fft_graph(4), 2)

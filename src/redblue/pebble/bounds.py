@@ -18,9 +18,10 @@ from redblue.pebble.graph import Graph
 from redblue.pebble.milp import relaxation
 from redblue.pebble.partition import largest_phase, words_moved
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.search import MAX_NODES, least_cost
+from redblue.pebble.search import accepts, least_cost
 
 MAX_PARTITION_NODES = 150  # an integer program of this size takes a few seconds
+MAX_PARTITION_WORDS = 100_000  # of all nodes: HiGHS' tolerance of 1e-6 per variable must stay far below one word
 ALL_RULES = ("red-blue", "one-shot", "partial")
 MAX_RELAXED_VARIABLES = 1500  # as _variables counts; a linear program of this size takes about a second
 
@@ -95,9 +96,16 @@ def _plain(graph: Graph, rules: Rules) -> bool:
     return rules.weights is None and rules.inputs_start_blue and not rules.constants and rules.sinks_end_blue
 
 
+def _small(graph: Graph, rules: Rules) -> bool:
+    """Whether the integer program of a partition can be solved."""
+    # Python's numbers, because the sum of large weights may not fit 64 bits.
+    words = graph.n if rules.weights is None else sum(rules.weights)
+    return graph.n <= MAX_PARTITION_NODES and words <= MAX_PARTITION_WORDS
+
+
 METHODS = {
     "compulsory": Method(ALL_RULES, _compulsory),
-    "partition": Method(("red-blue", "one-shot"), _partition, lambda graph, rules: graph.n <= MAX_PARTITION_NODES),
+    "partition": Method(("red-blue", "one-shot"), _partition, _small),
     "wavefront": Method(("one-shot",), _wavefront, _plain),
     "spectral": Method(("one-shot",), _spectral, _plain),
 }
@@ -118,8 +126,7 @@ def lower_bounds(graph: Graph, red: int, rules: str | Rules = "red-blue") -> lis
         for name, method in METHODS.items()
         if rules.name in method.rules and method.applies(graph, rules)
     ]
-    small = graph.n <= MAX_NODES and (not rules.partial or len(graph.parents) <= 2 * MAX_NODES)
-    if rules.levels == 2 and small:
+    if accepts(graph, rules):
         bounds.append(GraphBound(least_cost(graph, red, rules), "search"))
     if (
         rules.levels == 2

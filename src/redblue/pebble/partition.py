@@ -63,9 +63,12 @@ def largest_phase(graph: Graph, red: int, words: int, rules: str | Rules = "red-
             program.at_most(0, (1, reached[v]), (-1, [dominates[v], reached[p]]))
         if len(parents):
             program.at_most(0, (1, reached[v]), (-1, [minimal[v], *reached[graph.children_of(v)]]))
-    stored = program.block("stored", words)
-    program.at_most(red + words, *_words(size, dominates), (1, stored))
-    program.at_most(red, *_words(size, minimal), (-1, stored))
+    # Binary digits of the words stored, because one variable per word would be too many for nodes of many words.
+    powers = 2.0 ** np.arange(words.bit_length())
+    digits = program.block("stored", len(powers))
+    program.at_most(words, *_words(powers, digits))
+    program.at_most(red + words, *_words(size, dominates), *_words(powers, digits))
+    program.at_most(red, *_words(size, minimal), *_words(-powers, digits))
     result = program.solve(whole=True, node_limit=MAX_SEARCH_NODES)
     values = np.zeros(program.size) if result.x is None else np.round(result.x)
     bound = result.mip_dual_bound
@@ -123,5 +126,5 @@ def minimum_set(graph: Graph, nodes: Iterable[int]) -> tuple[int, ...]:
 
 
 def _words(size: np.ndarray, block: np.ndarray) -> list[tuple[float, int]]:
-    """Terms that sum up the words of the nodes whose variable in `block` is 1."""
+    """Terms that sum up the words of the variables in `block` that are 1. size: words of each variable."""
     return list(zip(size.tolist(), block.tolist(), strict=True))

@@ -90,9 +90,7 @@ def search(
 ) -> Solution:
     """Run the compiled search. seconds: 0 for no limit. beam: width of the beam search, 0 for none."""
     red, memory_bytes = check_red(graph, red, rules), whole_number("memory_bytes", memory_bytes)
-    _check_size(graph, rules)
-    costs, unit = _unit_costs(rules)
-    _check_total(graph, rules, costs)
+    costs, unit = _accepted_costs(graph, rules)
     start = time.perf_counter()
 
     def keep_on(at: _core.PebbleProgress) -> bool:
@@ -118,6 +116,23 @@ def search(
         nodes=found.expanded,
         seconds=time.perf_counter() - start,
     )
+
+
+def accepts(graph: Graph, rules: Rules) -> bool:
+    """Whether the search takes games on this graph with these rules, costs and weights."""
+    try:
+        _accepted_costs(graph, rules)
+    except RedblueError:
+        return False
+    return True
+
+
+def _accepted_costs(graph: Graph, rules: Rules) -> tuple[_core.PebbleCosts, Fraction]:
+    """Return the costs as _unit_costs does. Raises RedblueError for games that the search cannot hold or count."""
+    _check_size(graph, rules)
+    costs, unit = _unit_costs(rules)
+    _check_total(graph, rules, costs)
+    return costs, unit
 
 
 def _first_game(graph: Graph, rules: Rules) -> Game:
