@@ -230,14 +230,22 @@ def test_a_dominant_score_gets_weight_1(scale, dtype, mask):
 
 
 def test_infinities_and_nan_stay_in_their_rows():
+    """The output and the log-sum-exp of such a row are NaN, and so are the gradients that it contributes to."""
     q, k, v = (normal(2, 37, 5, dtype=torch.float32).detach() for _ in range(3))
-    expected = interpreted.attention(q, k, v, scale=2e3)
+    expected = interpreted.attention(q, k, v, scale=2e3, return_lse=True)
     q[0, 3, 1], q[1, 20, 0] = torch.nan, torch.inf
-    out = interpreted.attention(q, k, v, scale=2e3)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    got = interpreted.attention(*inputs, scale=2e3, return_lse=True)
     broken = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
     broken[0, 3] = broken[1, 20] = True
-    assert out[broken].isnan().all()
-    assert torch.equal(out[~broken], expected[~broken])
+    for x, y in zip(got, expected, strict=True):
+        assert x[broken].isnan().all()
+        assert torch.equal(x[~broken], y[~broken])
+    dq, dk, dv = torch.autograd.grad(got[0].sum(), inputs)
+    assert dq[broken].isnan().all()
+    assert dq[~broken].isfinite().all()
+    assert dk.isnan().any((1, 2)).all()
+    assert dv.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

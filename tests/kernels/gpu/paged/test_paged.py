@@ -152,6 +152,16 @@ def test_dtypes(dtype):
     check(draw(8, [37, 20], [2, 4], dtype=dtype, device=DEVICE, options=["alibi"]))
 
 
+@pytest.mark.parametrize("lengths", [[16, 16], [50, 33]], ids=["one piece", "several pieces"])
+def test_nan_in_a_query_is_nan_in_its_output_and_log_sum_exp(lengths):
+    call = draw(8, lengths, [2, 1], device=DEVICE)
+    call.q[1, 2] = torch.nan
+    for x in run(call):
+        broken = x.isnan()
+        assert broken[1, 2].all()
+        assert broken.sum() == broken[1, 2].numel()
+
+
 def test_page_tables_that_are_arrays():
     call = draw(9, [37, 20], [2, 1], device=DEVICE)
     expected, call.table = call.expected(), call.table.cpu().numpy()

@@ -121,7 +121,7 @@ def merge(
         acc = acc * shrink[:, None] + share[:, None] * b_part
         row_max = new_max
 
-    attends = row_sum > 0
+    attends = row_sum != 0  # or is NaN
     acc *= tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
     out_offsets = row_offsets(out, index(i_row, WIDE), GROUP)
     p_out = start(out, batch, head * GROUP) + out_offsets[:, None] + (index(i_col, WIDE) * out.col)[None, :]

@@ -147,7 +147,7 @@ def flash_forward(
     )  # fmt: skip
 
     acc0, acc1, row_max, row_sum = state
-    attends = row_sum > 0
+    attends = row_sum != 0  # or is NaN
     factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
     out, p_lse = head_of(out, batch, head * GROUP, ALIGN), lse + block.numbers
     if span is not None:

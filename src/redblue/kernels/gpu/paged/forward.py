@@ -151,7 +151,7 @@ def paged_forward(
     )  # fmt: skip
 
     acc0, acc1, row_max, row_sum = state
-    attends = row_sum > 0
+    attends = row_sum != 0  # or is NaN
     factor = tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)
     b_lse = tl.where(attends, row_max * constant(LN2, SUMS) + tl.log(tl.where(attends, row_sum, 1.0)), float("-inf"))
     acc0 *= factor[:, None]

@@ -56,7 +56,7 @@ def paged_merge(
         acc = acc * shrink[:, None] + share[:, None] * b_part
         row_max = new_max
 
-    attends = row_sum > 0
+    attends = row_sum != 0  # or is NaN
     acc *= tl.where(attends, 1.0 / tl.where(attends, row_sum, 1.0), 0.0)[:, None]
     rows = (wide(tl.load(queries + i_query)) * kv_heads + head) * GROUP + i_head
     tl.store(out + (rows * D_V)[:, None] + i_col[None, :], acc.to(out.dtype.element_ty), mask=m_out)
