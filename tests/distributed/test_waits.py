@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from redblue.distributed import failures
+from support import distributed_calls as calls
+from support.processes import Processes
 
 
 class Late(Future):
@@ -33,3 +35,13 @@ def test_a_message_that_arrives_at_the_end_of_a_tick_is_no_timeout(monkeypatch):
     waits._watch(late, 1)
     timer.join()
     assert late.done()
+
+
+def test_sent_tensors_are_freed_while_a_ring_runs():
+    processes = Processes(5)
+    try:
+        for alive, sent in processes.run(calls.leaving_tensors):
+            assert sent > 20
+            assert alive <= 4  # two exchanges of two tensors
+    finally:
+        processes.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -232,3 +233,23 @@ def refused(call, message):
     """Assert that a call raises RedblueError with this message."""
     with pytest.raises(rb.RedblueError, match=re.escape(message)):
         call()
+
+
+def leaving_tensors():
+    """The most tensors of this process's messages that are alive at once, in both passes of a ring."""
+    right, sent, most = dist.batch_isend_irecv, [], [0]
+
+    def watched(operations):
+        sent.extend(weakref.ref(x.tensor) for x in operations if x.op is dist.isend)
+        most.append(sum(x() is not None for x in sent))
+        return right(operations)
+
+    parts = [distributed.shard(x).requires_grad_() for x in whole(2)[:3]]
+    out = distributed.attention(*parts, schedule="ring")  # the agreement and the first pass connect the processes
+    dist.batch_isend_irecv = watched  # pyright: ignore
+    try:
+        out = distributed.attention(*parts, schedule="ring")
+        out.sum().backward()
+    finally:
+        dist.batch_isend_irecv = right
+    return max(most), len(sent)

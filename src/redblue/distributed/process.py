@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +35,8 @@ class Process(Network):
         self.shapes: dict[Name, Shape] = {}
         self.tensors: dict[Name, Tensor] = {}
         self.arriving: dict[Name, tuple[Work, int]] = {}
-        self.leaving: list[tuple[Work, int, Tensor]] = []  # the tensors must live until they are sent
+        # The messages of the last two exchanges that sent any. Their tensors must live until they are sent.
+        self.leaving: deque[list[tuple[Work, int, Tensor]]] = deque()
         self.tags: Counter[tuple[int, int]] = Counter()  # messages between two ranks so far
 
     @property
@@ -50,6 +51,14 @@ class Process(Network):
         self.shapes[name], self.tensors[name] = shape, tensor
 
     def exchange(self, messages: Sequence[Message]) -> None:
+        """Start to send and receive messages.
+
+        At most two exchanges are under way, because sent tensors take memory. No process waits forever for an older
+        exchange: all processes start the exchanges in the same order, so the process that has started the fewest
+        exchanges waits only for messages whose other ends are started.
+        """
+        if len(self.leaving) > 1:
+            self._wait_until_sent(self.leaving.popleft())
         sends, receives, operations = [], [], []
         for source, target, name, rows in messages:
             if not len(rows) or not self.involves(source, target):
@@ -69,16 +78,18 @@ class Process(Network):
             return
         with self.failures.named(*(target for target, _ in sends), *(source for source, *_ in receives)):
             works = iter(self._started(operations))
-        self.leaving = [x for x in self.leaving if not x[0].is_completed()]
+        leaving = []
         for operation in operations:
             work = next(works)
             if operation.op is dist.isend:
                 target, tensor = sends.pop(0)
-                self.leaving.append((work, target, tensor))
+                leaving.append((work, target, tensor))
             else:
                 source, name, shape, tensor = receives.pop(0)
                 self.put(name, shape, tensor)
                 self.arriving[name] = work, source
+        if leaving:
+            self.leaving.append(leaving)
 
     def _started(self, operations: list[dist.P2POp]) -> list[Work]:
         works = dist.batch_isend_irecv(operations)
@@ -117,6 +128,9 @@ class Process(Network):
 
     def finish(self) -> None:
         """Wait until all messages of this process have been sent."""
-        for work, target, _ in self.leaving:
+        while self.leaving:
+            self._wait_until_sent(self.leaving.popleft())
+
+    def _wait_until_sent(self, messages: Sequence[tuple[Work, int, Tensor]]) -> None:
+        for work, target, _ in messages:
             self.failures.wait(work, target)
-        self.leaving.clear()
