@@ -68,6 +68,22 @@ def test_permissions_and_links_stay(writer, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_the_name_of_a_link_decides_the_format(tmp_path):
+    real = tmp_path / "real.dat"
+    for name, start in (("f.png", b"\x89PNG"), ("f.svg", b"<svg"), ("f.html", b"<!DOCTYPE html>")):
+        real.write_text("old")
+        (tmp_path / name).symlink_to(real.name)
+        charts.write(FIGURE, tmp_path / name, force=True)
+        assert real.read_bytes().lstrip().startswith(start)
+    axes = {"n": 64, "d": 8, "words": 600, "schedule": "flash"}
+    (tmp_path / "rows.jsonl").symlink_to("real.dat")
+    (tmp_path / "rows.csv").symlink_to("rows.jsonl")
+    for name in ("rows.jsonl", "rows.csv"):
+        rows = sweep.run(axes, output=tmp_path / name, jobs=1, force=True)
+        assert sweep.read(tmp_path / name) == rows
+    assert all(path.is_symlink() for path in tmp_path.iterdir() if path != real)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_devices_are_written_to(writer, tmp_path):
     """/dev/full stays a device even for root, and so does a link to it."""

@@ -31,11 +31,10 @@ def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Pa
     styled = spec | {"config": standalone_config()}
 
     def save(draft: Path) -> None:
-        if draft.suffix.lower() == ".png":
+        if target.suffix == ".png":
             draft.write_bytes(vl_convert.vegalite_to_png(styled, scale=2))
         else:
-            is_svg = draft.suffix.lower() == ".svg"
-            text = small_svg(styled) if is_svg else vl_convert.vegalite_to_html(styled, bundle=True)
+            text = small_svg(styled) if target.suffix == ".svg" else vl_convert.vegalite_to_html(styled, bundle=True)
             draft.write_text(text, encoding="utf-8")
 
     return target.write(save)

@@ -33,8 +33,9 @@ STANDARD_OUTPUT = 1
 class Target:
     """A checked place to write to.
 
-    path: a file's place, with links followed. suffix: the type of the file. stream: the number of an open file, or the
-    path of a device or FIFO; None for a regular file. force, mark: as for `check_target`.
+    path: a file's place, with links followed. suffix: the type of the file, by the path that the user gave, because a
+    link may lead to a file of another name. stream: the number of an open file, or the path of a device or FIFO; None
+    for a regular file. force, mark: as for `check_target`.
     """
 
     path: Path
@@ -93,7 +94,7 @@ def check_target(
             raise RedblueError(f"cannot write {path}: you may not write this file; name another")
         if not os.access(target.parent, os.W_OK):
             raise RedblueError(f"cannot write {path}: you may not write in {target.parent}; name another folder")
-    check_installed(target)
+    check_installed(named)
     return Target(target, suffix, None, force, mark)
 
 

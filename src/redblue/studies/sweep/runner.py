@@ -40,14 +40,14 @@ def run(
     sweep = sweep if isinstance(sweep, Sweep) else make_sweep(sweep)
     rows_of = partial(_rows, own=users(sweep.schedules))
     target = None if output is None else check_target(output, tuple(FORMATS), force)
-    if target is None or target.stream is not None:  # a stream has no place for a journal
+    if output is None or target is None or target.stream is not None:  # a stream has no place for a journal
         rows = _sorted(finish(rows_of, sweep.point, sweep.size, {}, jobs, lambda index, rows: None, progress))
         if output is not None:
             write(rows, output, force)
         return rows
     with open_journal(target.path, sweep, restart) as journal:
         rows = _sorted(finish(rows_of, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
-        write(rows, target.path, force)
+        write(rows, output, force)
         journal.remove()
     return rows
 
