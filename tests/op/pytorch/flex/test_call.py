@@ -251,6 +251,55 @@ def test_refused_score_mods_say_what_they_compute(says):
     assert says in str(error.value)
 
 
+def adding(change, weight):
+    """A score_mod that changes a tensor, which the score has read before, in place."""
+
+    def score_mod(s, b, h, i, j):
+        for _ in range(3):
+            s = s + weight * (i - j)
+            change(weight)
+        return s
+
+    return score_mod
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.add_(0.5),
+        lambda w: w.view(1)[:1].add_(0.5),
+        lambda w: w.data.add_(0.5),
+        lambda w: w.copy_(torch.ones(())),
+        lambda w: torch.add(w, 0.5, out=w),
+        lambda w: torch._foreach_add_([torch.zeros(()), w], 0.5),
+    ],
+    ids=["itself", "a view", "its data", "a copy", "out", "a list"],
+)
+def test_constants_that_change_in_place_after_they_were_read_are_refused(change, inference):
+    with torch.inference_mode(inference):
+        weight = torch.zeros((), dtype=torch.float64)
+        with pytest.raises(RedblueError, match="score_mod changes a tensor in place"):
+            rb.flex_attention(*tensors(), adding(change, weight))
+
+
+def test_constants_may_change_in_place_before_they_are_read():
+    table, reads = torch.zeros(60, dtype=torch.float64), torch.zeros(())
+
+    def score_mod(s, b, h, i, j):
+        bias = table.clone()
+        bias[:30] = 1.0
+        bias += table
+        reads.add_(1)
+        return s + bias[i - j + 30]
+
+    call = tensors()
+    distance = torch.arange(call[0].shape[-2])[:, None] - torch.arange(call[1].shape[-2])
+    expected = rb.attention(*call, bias=(distance < 0).double())
+    torch.testing.assert_close(rb.flex_attention(*call, score_mod), expected)
+    assert reads == 1
+
+
 @pytest.mark.parametrize(
     ("says", "options"),
     [

@@ -30,6 +30,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.nodes: dict[int, Node] = {}  # by the id of the tensor, which the node holds
         self.constants: dict[int, Tensor] = {}  # results that are the same for all scores, by their id
+        self.operands: dict[int, Tensor] = {}  # tensors that nodes read later, each by the id of its memory
         self.with_gradient = torch.is_grad_enabled()
 
     def argument(self, name: str, value: Tensor) -> Tensor:
@@ -52,6 +53,8 @@ class Recorder(TorchDispatchMode):
                 "score_mod copies the memory of a tensor, which takes its value out of the trace: compute with the "
                 "tensor itself"
             )
+        if any(_memory(x) in self.operands for x in _written(func, args, kwargs)):
+            raise _changes_in_place(func)
         if not nodes or func.overloadpacket in _FRESH:
             result = func(*args, **kwargs)
             self.constants |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
@@ -62,8 +65,10 @@ class Recorder(TorchDispatchMode):
                 "torch.where in place of if, and keep tensors"
             )
         if func._schema.is_mutable:
-            raise RedblueError(f"score_mod changes a tensor in place ({func}): write x = x + y in place of x += y")
+            raise _changes_in_place(func)
         result = func(*args, **kwargs)
+        leaves = tree_leaves((recorded_args, recorded_kwargs))
+        self.operands |= {_memory(x): x for x in leaves if isinstance(x, Tensor)}
         names = frozenset[str]().union(*(node.names for node in nodes))
         grad = torch.is_grad_enabled() or not self.with_gradient
         node = Node(func, recorded_args, recorded_kwargs, result, names, grad)
@@ -78,6 +83,28 @@ class Recorder(TorchDispatchMode):
                 "tensors"
             )
         return result
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operator changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    rules = func._schema.arguments
+    given = [*zip(rules, args, strict=False), *((rule, kwargs.get(rule.name)) for rule in rules)]
+    written = [x for rule, x in given if rule.alias_info is not None and rule.alias_info.is_write]
+    return [x for x in tree_leaves(written) if isinstance(x, Tensor)]
+
+
+def _memory(x: Tensor) -> int:
+    """A number that is equal for tensors that share memory."""
+    try:
+        return x.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a sparse tensor
+        return id(x)
+
+
+def _changes_in_place(func: Any) -> RedblueError:
+    return RedblueError(f"score_mod changes a tensor in place ({func}): write x = x + y in place of x += y")
 
 
 # PyTorch's functions that copy values from a list, which the recorder does not see
