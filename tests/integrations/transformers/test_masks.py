@@ -125,6 +125,49 @@ def test_unknown_functions_are_lowered_by_tiles(use_vmap, monkeypatch):
     assert torch.equal(mask.dense(), expected)
 
 
+def _bidirectional_window_overlay(sliding_window):
+    """A factory of a custom model with the name of a factory of Gemma 3's, and with other windows."""
+
+    def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
+        return abs(q_idx - kv_idx) < 2 * sliding_window
+
+    return inner_mask
+
+
+def sliding_window_mask_function(sliding_window, is_causal=True):
+    """A factory of a custom model with the name of a factory of T5Gemma 2's, and with other windows."""
+
+    def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
+        return (q_idx - kv_idx < sliding_window[0]) & (kv_idx - q_idx <= sliding_window[0]) & is_causal
+
+    return inner_mask
+
+
+@pytest.mark.parametrize("module", [__name__, "transformers.models.gemma3.modeling_gemma3", "transformers.models.none"])
+@pytest.mark.parametrize("factory", [_bidirectional_window_overlay, sliding_window_mask_function])
+def test_functions_that_only_share_the_name_of_a_known_function_are_lowered_by_tiles(factory, module, monkeypatch):
+    monkeypatch.setattr(mask_function, "SMALL", 0)
+    function = factory([3] if factory is sliding_window_mask_function else 3)
+    function.__module__ = module
+    mask, expected = both(function, PADDING["right"])
+    assert torch.equal(mask.dense(), expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "factory", "window"),
+    [
+        ("gemma3", "_bidirectional_window_overlay", (5,)),
+        ("t5gemma2", "sliding_window_mask_function", (5, False)),
+        ("t5gemma2", "sliding_window_mask_function", (5, True)),
+        ("moonshine_streaming", "sliding_window_mask_function", ((5, 3),)),
+    ],
+)
+def test_functions_of_single_models_are_known(module, factory, window, rules):
+    model = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
+    mask, expected = both(getattr(model, factory)(*window), None)
+    assert torch.equal(mask.dense(), expected)
+
+
 def recurring(batch_idx, head_idx, q_idx, kv_idx):
     return torch.zeros(()) / "no mask"
 

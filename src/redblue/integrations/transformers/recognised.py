@@ -8,6 +8,7 @@ code and reads its parameters from its closure. Other functions raise Unknown; `
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from functools import cache, reduce
 from typing import Any, NamedTuple
@@ -54,9 +55,7 @@ class Place(NamedTuple):
 
 def mask_of(function: Callable, place: Place) -> Mask:
     """The mask of a mask function. Raises Unknown for a function without a rule."""
-    reader = _readers().get(getattr(function, "__code__", None)) or _MODEL_READERS.get(
-        getattr(function, "__qualname__", "")
-    )
+    reader = _readers().get(getattr(function, "__code__", None)) or _reader_of_model(function)
     if reader is None:
         raise Unknown
     return reader(parameters(function), place)
@@ -263,7 +262,7 @@ def _offset(held: dict[str, Any], place: Place) -> Mask:
     return mask_of(held["mask_function"], moved)
 
 
-# Mask functions that single models define, by their qualified names
+# Mask functions that single models define in their own modules
 
 
 def _exclusive_both_sides(held: dict[str, Any], place: Place) -> Mask:
@@ -278,8 +277,8 @@ def _two_sides(held: dict[str, Any], place: Place) -> Mask:
 
 
 _MODEL_READERS = {
-    "_bidirectional_window_overlay.<locals>.inner_mask": _exclusive_both_sides,
-    "sliding_window_mask_function.<locals>.inner_mask": _two_sides,
+    "_bidirectional_window_overlay": _exclusive_both_sides,
+    "sliding_window_mask_function": _two_sides,
 }
 
 _READERS = {
@@ -305,11 +304,25 @@ def _readers() -> dict[Any, Callable[[dict[str, Any], Place], Mask]]:
     return readers
 
 
+def _reader_of_model(function: Callable) -> Callable[[dict[str, Any], Place], Mask] | None:
+    """The reader of a function that a factory in a module of one of transformers' models returns; None for others."""
+    module = getattr(function, "__module__", None) or ""
+    factory = getattr(function, "__qualname__", "").partition(".")[0]
+    if factory not in _MODEL_READERS or not module.startswith("transformers.models."):
+        return None
+    made = _inner_code(getattr(sys.modules.get(module), factory, None))
+    return _MODEL_READERS[factory] if made is not None and made is getattr(function, "__code__", None) else None
+
+
 @cache
 def _code(factory: str) -> Any:
     """The code of the function that a factory of transformers.masking_utils returns; None if there is no factory."""
-    made = getattr(masking_utils, factory, None)
-    if made is None:
+    return _inner_code(getattr(masking_utils, factory, None))
+
+
+def _inner_code(factory: Any) -> Any:
+    """The code of the function that a factory returns; None if there is no factory or it defines several functions."""
+    if not hasattr(factory, "__code__"):
         return None
-    inner = [x for x in made.__code__.co_consts if hasattr(x, "co_freevars") and not x.co_name.startswith("<")]
+    inner = [x for x in factory.__code__.co_consts if hasattr(x, "co_freevars") and not x.co_name.startswith("<")]
     return inner[0] if len(inner) == 1 else None
