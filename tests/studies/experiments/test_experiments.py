@@ -56,6 +56,20 @@ def test_a_run_writes_data_figures_and_page(tmp_path):
     assert (folder / "figure-2022.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
+def test_links_stay_links(tmp_path):
+    folder, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    result = experiments.run("figure-2022", out=elsewhere, quick=True)
+    for path in elsewhere.iterdir():
+        path.rename(elsewhere / f"{path.stem}-kept{path.suffix}")
+        (folder / path.name).symlink_to(elsewhere / f"{path.stem}-kept{path.suffix}")
+    (elsewhere / "figure-2022-kept.md").write_text("old")
+    assert experiments.run("figure-2022", out=folder, quick=True).rows == result.rows
+    assert all(path.is_symlink() for path in folder.iterdir())
+    assert "figure-2022" in (elsewhere / "figure-2022-kept.md").read_text(encoding="utf-8")
+
+
 def test_a_stopped_experiment_goes_on(tmp_path, measured):
     with pytest.raises(Stop):
         experiments.run("regimes", out=tmp_path, quick=True, jobs=1, progress=stop_after(1))

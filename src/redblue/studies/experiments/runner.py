@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redblue.base.charts import write
 from redblue.base.errors import RedblueError, UnknownName
-from redblue.base.files import check_target, replace_whole
+from redblue.base.files import check_target
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.base.version import __version__
@@ -204,7 +204,6 @@ def _write(result: Result, folder: Path) -> None:
     """Write the figure, the page and, last, the JSON file: its presence means that all files are complete."""
     spec = result.about.figure(result.rows).to_dict()
     write(spec, folder / f"{result.experiment}.svg", force=True)
-    text = page(result)
-    replace_whole(folder / f"{result.experiment}.md", lambda draft: draft.write_text(text, encoding="utf-8"))
-    data = as_json(result)
-    replace_whole(json_path(folder, result.experiment), lambda draft: draft.write_text(data, encoding="utf-8"))
+    for suffix, text in ((".md", page(result)), (".json", as_json(result))):
+        target = check_target(folder / f"{result.experiment}{suffix}", (suffix,), force=True)
+        target.write(lambda draft, text=text: draft.write_text(text, encoding="utf-8"))
