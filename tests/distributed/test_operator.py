@@ -98,6 +98,6 @@ def test_repeated_calls_are_bitwise_equal(two):
     two.run(calls.repeated)
 
 
-@pytest.mark.parametrize("call", [calls.refusals, calls.unusual_arguments, calls.autocast])
+@pytest.mark.parametrize("call", [calls.refusals, calls.unusual_arguments, calls.autocast, calls.second_derivatives])
 def test_arguments(two, call):
     two.run(call)

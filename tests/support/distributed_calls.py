@@ -235,6 +235,16 @@ def refused(call, message):
         call()
 
 
+def second_derivatives():
+    """Second derivatives of attention and of gather are refused, also if the gradient of the output is constant."""
+    q, k, v = (distributed.shard(x).requires_grad_() for x in whole(2)[:3])
+    for out in (distributed.attention(q, k, v).sum(), distributed.attention(q, k, v).sin().sum()):
+        gradients = torch.autograd.grad(out, (q, k, v), create_graph=True)
+        refused(lambda: gradients[0].sum().backward(), "double backward is not supported")  # noqa: B023
+    (gradient,) = torch.autograd.grad(distributed.gather(q).sin().sum(), q, create_graph=True)
+    refused(lambda: gradient.sum().backward(), "double backward is not supported")
+
+
 def leaving_tensors():
     """The most tensors of this process's messages that are alive at once, in both passes of a ring."""
     right, sent, most = dist.batch_isend_irecv, [], [0]

@@ -13,6 +13,7 @@ from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree
 from redblue.distributed.arguments import STATIONARY, Call, checked_call, mask_of, mesh_of
+from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.dtensors import from_local, is_distributed
 from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
@@ -195,6 +196,7 @@ class _Attention(torch.autograd.Function):
         return out, lse[..., 0]
 
     @staticmethod
+    @first_derivatives_only
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:  # pyright: ignore
         saved = _Saved(*ctx.saved_tensors)
         _, _, _, bias_grad, sinks_grad, *others = ctx.needs_input_grad

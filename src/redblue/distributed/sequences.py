@@ -12,6 +12,7 @@ from torch import Tensor
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, agree, digest_of_placement
+from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
 from redblue.masks import Mask
@@ -97,6 +98,7 @@ class _Gather(torch.autograd.Function):
         return whole.index_select(0, torch.from_numpy(order).to(x.device)).movedim(0, dim).contiguous()
 
     @staticmethod
+    @first_derivatives_only
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
