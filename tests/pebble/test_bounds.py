@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from redblue.pebble import (
     stencil_graph,
     tree_graph,
 )
+from redblue.pebble.bounds import _rounded
 from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.partition import largest_phase, verify, words_moved
 from support.examples import thorough
@@ -172,6 +174,32 @@ def test_bounds_that_need_no_search_hold_for_all_costs(name, fields):
     assert "search" not in found
     words = sum(rules.words_of(graph)[:2])
     assert found["compulsory"] == pytest.approx(words * (rules.load_cost + 1))
+
+
+@pytest.mark.parametrize("name", ["one-shot", "partial"])
+@pytest.mark.parametrize("cost", [1e-9, 1e-7, 0.1, 1, 7, 1e6, 1e9])
+def test_the_relaxation_lies_below_optima_of_any_scale(name, cost):
+    """HiGHS' tolerances are absolute: they must neither exceed a small optimum nor let a large bound round up."""
+    for graph, fields in ((fft_graph(2), {}), (chain_graph(3), {}), (matmul_graph(1, 2, 1), {"compute_cost": cost})):
+        rules = Rules(name, load_cost=cost, store_cost=cost, **fields)
+        red = least_red(graph, rules)
+        optimum = solve(graph, red, rules).cost
+        found = {bound.method: bound.words for bound in lower_bounds(graph, red, rules)}
+        assert 0 < found["relaxation"] <= optimum
+
+
+@pytest.mark.parametrize(
+    ("words", "cost", "rounded"),
+    [
+        (2.2, 1, 3),
+        (2.0000001, 1, 2),
+        (3e9 + 1, 10**6, 3 * 10**9),
+        (2.2e-9, 1e-9, 3e-9),
+        (4.1, math.pi, 4.1 * (1 - 1e-6)),
+    ],
+)
+def test_a_bound_is_rounded_up_to_a_multiple_of_the_cost_unit(words, cost, rounded):
+    assert _rounded(words, Rules("one-shot", load_cost=cost, store_cost=1 if cost == math.pi else cost)) == rounded
 
 
 def test_red_below_the_least_is_refused():

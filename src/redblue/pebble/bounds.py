@@ -6,6 +6,7 @@ bound of a game of two levels holds at each boundary, and the bounds of all boun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.arguments import checked_arguments
+from redblue.base.errors import RedblueError
 from redblue.pebble.cuts import spectral, wavefront
 from redblue.pebble.graph import Graph
 from redblue.pebble.milp import relaxation
 from redblue.pebble.partition import largest_phase, words_moved
 from redblue.pebble.rules import Rules, check_red, rules_of
-from redblue.pebble.search import accepts, least_cost
+from redblue.pebble.search import accepts, cost_unit, least_cost
 
 MAX_PARTITION_NODES = 150  # an integer program of this size takes a few seconds
 MAX_PARTITION_WORDS = 100_000  # of all nodes: HiGHS' tolerance of 1e-6 per variable must stay far below one word
@@ -172,6 +174,11 @@ def _variables(graph: Graph, rules: Rules) -> int:
 
 
 def _rounded(words: float, rules: Rules) -> float:
-    """Round a bound up to a whole number if all costs are whole; allow for the solver's rounding errors."""
-    whole = all(float(c).is_integer() for c in (rules.load_cost, rules.store_cost, rules.compute_cost))
-    return int(np.ceil(words - 1e-6)) if whole else words * (1 - 1e-9)
+    """Round a bound up to a multiple of the cost unit, if there is one; allow for relative rounding errors of 1e-6."""
+    try:
+        unit = cost_unit(rules)
+    except RedblueError:
+        return words * (1 - 1e-6)
+    multiple = words / float(unit)
+    exact = math.ceil(multiple - 1e-6 * max(1, multiple)) * unit
+    return int(exact) if exact.denominator == 1 else float(exact)

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass
 class Program:
-    """A linear program over variables between 0 and 1, integral or not.
+    """A linear program over variables of 0 or 1; `least_cost` lets them lie between.
 
     blocks: numbers of the variables, an array by name. cost: of each block's variables, flat.
     rows, columns, factors: the constraint matrix in coordinates. limits: upper limit of each row. size: variables.
@@ -42,19 +42,43 @@ class Program:
                 self.factors.append(factor)
         self.limits.append(limit)
 
-    def solve(self, whole: bool, **options: float | None) -> Any:
-        """Minimize the cost, and return the result of scipy.optimize.milp.
+    def _constraints(self) -> Any:
+        """The constraint matrix as a scipy.sparse.csr_matrix."""
+        from scipy.sparse import csr_matrix  # here, so that `import redblue` stays light
 
-        whole: whether variables are 0 or 1, not between. options: options of milp; None leaves an option out.
+        return csr_matrix((self.factors, (self.rows, self.columns)), (len(self.limits), self.size))
+
+    def least_cost(self) -> float:
+        """Return a lower bound on the cost: the optimum of the program without integrality, by its dual solution.
+
+        The bound holds for every dual solution, so HiGHS' absolute tolerances cannot lift it above the optimum. 0 if
+        HiGHS finds no solution.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp  # here, so that `import redblue` stays light
-        from scipy.sparse import csr_matrix
+        from scipy.optimize import linprog
 
-        rows = csr_matrix((self.factors, (self.rows, self.columns)), (len(self.limits), self.size))
+        cost = np.concatenate(self.cost)
+        scale = float(cost.max(initial=0))
+        if not scale:
+            return 0.0
+        cost, limits = cost / scale, np.array(self.limits)
+        rows = self._constraints()
+        result = linprog(cost, rows, limits, bounds=(0, 1), method="highs")
+        if result.x is None:
+            return 0.0
+        prices = np.minimum(result.ineqlin.marginals, 0)
+        return max(0.0, scale * float(limits @ prices + np.minimum(cost - rows.T @ prices, 0).sum()))
+
+    def solve(self, **options: float | None) -> Any:
+        """Minimize the cost with variables of 0 or 1, and return the result of scipy.optimize.milp.
+
+        options: options of milp; None leaves an option out.
+        """
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
         return milp(
             np.concatenate(self.cost),
-            integrality=np.full(self.size, int(whole)),
+            integrality=np.ones(self.size),
             bounds=Bounds(0, 1),
-            constraints=LinearConstraint(rows, -np.inf, self.limits),  # pyright: ignore[reportArgumentType]
+            constraints=LinearConstraint(self._constraints(), -np.inf, self.limits),  # pyright: ignore[reportArgumentType]
             options={name: value for name, value in options.items() if value is not None},
         )

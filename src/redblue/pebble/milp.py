@@ -38,7 +38,7 @@ def solve_milp(
     rules = rules_of(rules)
     start = time.perf_counter()
     model = _model(graph, red, rules, steps)
-    result = model.solve(whole=True, time_limit=time_limit, mip_rel_gap=0)
+    result = model.solve(time_limit=time_limit, mip_rel_gap=0)
     if result.x is None:
         return None
     moves = _moves(graph, model, np.round(result.x).astype(int))
@@ -66,7 +66,7 @@ def relaxation(graph: Graph, red: int, rules: str | Rules = "one-shot") -> float
     rules = rules_of(rules)
     if rules.name == "red-blue":
         raise RedblueError("the relaxation bounds games without recomputation: give the rules 'one-shot' or 'partial'")
-    return float(_model(graph, red, rules, None).solve(whole=False).fun)
+    return _model(graph, red, rules, None).least_cost()
 
 
 class _Model(Program):

@@ -69,7 +69,7 @@ def largest_phase(graph: Graph, red: int, words: int, rules: str | Rules = "red-
     program.at_most(words, *_words(powers, digits))
     program.at_most(red + words, *_words(size, dominates), *_words(powers, digits))
     program.at_most(red, *_words(size, minimal), *_words(-powers, digits))
-    result = program.solve(whole=True, node_limit=MAX_SEARCH_NODES)
+    result = program.solve(node_limit=MAX_SEARCH_NODES)
     values = np.zeros(program.size) if result.x is None else np.round(result.x)
     bound = result.mip_dual_bound
     max_nodes = int(np.count_nonzero(inner)) if bound is None else int(np.floor(-bound + 1e-6))
