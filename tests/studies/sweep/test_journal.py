@@ -1,6 +1,7 @@
 """The journal that an interrupted sweep leaves, and its continuation."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import redblue as rb
 from redblue.base import journal
 from redblue.base.errors import RedblueError
 from redblue.base.journal import journal_path
+from redblue.catalogue.detect import detect_cpu
+from redblue.catalogue.roofline import ALL_CORES, ONE_CORE, Roofline
 from redblue.studies import sweep
 from redblue.studies.sweep.runner import open_journal
 from support.sweeps import SMALL, Stop, counting, stop_after
@@ -27,6 +30,26 @@ def test_a_stopped_sweep_goes_on(interrupted, expected, monkeypatch):
     assert progress[0] == (5, 16)
     assert progress[-1] == (16, 16)
     assert not journal_path(interrupted).exists()
+
+
+def test_a_sweep_on_this_machine_goes_on_with_a_newly_measured_bandwidth(tmp_path, monkeypatch):
+    """Each call measures another bandwidth, as where the roofline cannot be stored."""
+    rates = itertools.count(1)
+
+    def roofline(remeasure=False):
+        rate = dict.fromkeys((ONE_CORE, ALL_CORES), next(rates) * 1e9)
+        levels = dict.fromkeys(["DRAM", *(cache.name for cache in detect_cpu().caches)], rate)
+        return Roofline("a CPU", 2, "portable", {"float32": rate}, levels, "2026-01-01", 1.0)
+
+    monkeypatch.setattr("redblue.catalogue.roofline.roofline", roofline)
+    axes, output = {"n": [64, 128], "d": 8, "memory": "this-machine", "schedule": "flash"}, tmp_path / "rows.csv"
+    with pytest.raises(Stop):
+        sweep.run(axes, output=output, jobs=1, progress=stop_after(1))
+    rows = sweep.run(axes, output=output, jobs=1)
+    assert {row["n_q"] for row in rows} == {64, 128}
+    again = sweep.run(axes, jobs=1)
+    assert rows != again
+    assert [row | {"seconds": None} for row in rows] == [row | {"seconds": None} for row in again]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -1, -2])

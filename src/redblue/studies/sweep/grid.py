@@ -11,7 +11,8 @@ from typing import Any
 import joblib
 
 from redblue.base.errors import RedblueError
-from redblue.catalogue.memories import Boundary, memory
+from redblue.catalogue.detect import detect_cpu
+from redblue.catalogue.memories import THIS_MACHINE, Boundary, memory
 from redblue.lab.registration import fingerprint
 from redblue.masks import Mask
 from redblue.masks.names import parse as parse_mask
@@ -35,10 +36,15 @@ class Cache:
 
     @property
     def identity(self) -> list[Any]:
-        """Plain data that two caches share if their rows are the same."""
+        """Plain data that two caches share if their rows are the same.
+
+        This machine is named by its CPU instead of its bandwidth, because each process may measure another bandwidth.
+        """
         boundary = self.boundary
-        figures = [boundary.name, boundary.capacity_bytes, boundary.bandwidth_bytes_per_second] if boundary else []
-        return [self.words, self.memory, *figures]
+        if boundary is None:
+            return [self.words, self.memory]
+        rate = detect_cpu().model if self.memory == THIS_MACHINE else boundary.bandwidth_bytes_per_second
+        return [self.words, self.memory, boundary.name, boundary.capacity_bytes, rate]
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,10 @@ class Sweep:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the rows, as plain data: sweeps with equal identities have equal rows."""
+        """Everything that decides the rows, as plain data: sweeps with equal identities have equal rows.
+
+        The times on `this-machine` alone may differ, because its bandwidth is measured.
+        """
         return {
             "axes": {name: axis.labels for name, axis in self.axes.items()},
             "masks": [joblib.hash(mask) for mask in self.masks],

@@ -30,7 +30,9 @@ def run(
 
     sweep: a Sweep, or axes for make_sweep, such as {"n": "1024:65536:x2", "d": [64, 128], "words": 12288}.
     output: a .csv, .parquet or .jsonl file. Until it is written, finished points are kept in a file beside it,
-    OUTPUT.partial.jsonl, and the same call continues from there. A stream, such as "-", has no such file.
+    OUTPUT.partial.jsonl, and the same call continues from there. A stream, such as "-", has no such file. The times on
+    the memory "this-machine" use the bandwidth that was measured before their point was evaluated. Where the
+    measurement cannot be stored, an interrupted call and its continuation measure their own bandwidths.
     jobs: the number of processes: 1 for this process alone; None for all cores, or for the number that the active
     `joblib.parallel_config` sets.
     restart: discard the points that an earlier call kept. force: replace `output` if it exists.
