@@ -245,3 +245,39 @@ def test_the_counterpart_refuses_two_masks_and_names_arguments():
         rb.scaled_dot_product_attention(arrays()[0][0, 0], *arrays()[1:])
     with pytest.raises(RedblueError, match="query must be an array"):
         rb.scaled_dot_product_attention([1.0], *arrays()[1:])
+
+
+MASKS_WITHOUT_HEADS = {
+    "full": None,
+    "band": Mask.causal(),
+    "runs": Mask.random_blocks(0.5, block=5),
+    "pairs": Mask.from_coo([0, 3], [1, 2], (5, 5)),
+    "planes": Mask.key_lengths([4, 2]),
+}
+
+
+@pytest.mark.parametrize("schedule", ["auto", "flash", "gather"])
+@pytest.mark.parametrize("name", MASKS_WITHOUT_HEADS)
+def test_no_query_heads_but_key_heads(name, schedule):
+    q, k, v = arrays(heads=0, n_k=5, lead=(2,))
+    options = {"mask": MASKS_WITHOUT_HEADS[name], "schedule": schedule, "bias": np.zeros((5, 5), np.float32)}
+    out, lse = rb.attention(q, k, v, return_lse=True, **options)
+    assert (out.shape, lse.shape) == ((2, 0, 5, 3), (2, 0, 5))
+    gradients = rb.attention_backward(out, q, k, v, out, lse, **options)
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+    assert not any(x.any() for x in gradients)
+
+
+def test_no_query_heads_but_key_heads_in_tensors():
+    torch = pytest.importorskip("torch")
+    for mask in MASKS_WITHOUT_HEADS.values():
+        q, k, v = (torch.from_numpy(x).requires_grad_() for x in arrays(heads=0, n_k=5, lead=(2,)))
+        out = rb.attention(q, k, v, mask=mask)
+        gradients = torch.autograd.grad(out.sum(), (q, k, v))
+        assert not any(x.any() for x in gradients)
+
+
+def test_no_query_heads_in_packed_and_paged_calls():
+    q, k, v = (x.swapaxes(-2, -3) for x in arrays(heads=0, n_k=5))
+    assert rb.attention_varlen(q, k, v, [0, 2, 5], mask=Mask.causal()).shape == (5, 0, 3)
+    assert rb.attention_paged(q[None], k[None], v[None], [[0]], [5]).shape == (1, 5, 0, 3)

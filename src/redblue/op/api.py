@@ -189,8 +189,9 @@ class NumpyCall:
         """The output and the log-sum-exp of each row. out, lse: memory for them, of any strides."""
         out = np.empty((*self.q.shape[:-1], self.sizes.d_v), self.q.dtype) if out is None else out
         lse = self.sums() if lse is None else lse
-        arrays = (described(x) for x in (self.q, self.k, self.v, out, lse[..., None]))
-        cpu.forward(self.sizes, self.dtype, *arrays, **self.arguments("forward"))
+        if self.sizes.group:  # without query heads, the core could not divide them among the key heads
+            arrays = (described(x) for x in (self.q, self.k, self.v, out, lse[..., None]))
+            cpu.forward(self.sizes, self.dtype, *arrays, **self.arguments("forward"))
         return (out[0], lse[0]) if self.flat else (out, lse)
 
     def backward(
@@ -212,6 +213,11 @@ class NumpyCall:
     ) -> None:
         """Write the gradients of the expanded arrays q, k and v, and, if there is memory for it, of the bias."""
         dbias = gradients.dbias
+        if not self.sizes.group:  # as in forward
+            for x in (gradients.dk, gradients.dv, dbias):
+                if x is not None:
+                    x[...] = 0
+            return
         lse = np.ascontiguousarray(lse, self.sum_dtype)
         arguments = self.arguments("backward", lse, dbias is not None)
         if dlse is not None:
