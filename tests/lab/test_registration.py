@@ -1,5 +1,6 @@
 """Users' schedules: registered ones work wherever built-in ones do; wrong ones are refused by name."""
 
+import functools
 import types
 from dataclasses import replace
 
@@ -93,6 +94,29 @@ def test_the_identity_of_a_sweep_changes_with_the_program():
     assert programs[0].__code__.co_code == programs[1].__code__.co_code  # they differ in a constant only
     assert len({fingerprint(own(run=program)) for program in (*programs, forward)}) == 3
     assert fingerprint(own()) == fingerprint(own())
+
+
+def test_the_fingerprint_follows_partial_functions_objects_and_closed_forms():
+    """inspect knows no source file of a functools.partial or an object, which hid their changes."""
+
+    def defined(text):
+        names = {}
+        exec(text, names)
+        return names
+
+    def scaled(factor, m, problem, t, q, k, v, out, lse):
+        return factor
+
+    classes = [defined(f"class P:\n    def __call__(self, m):\n        return {x}")["P"] for x in ("0.5", "0.25")]
+    programs = [functools.partial(scaled, 2), functools.partial(scaled, 3), *(one() for one in classes)]
+    closed = [defined(f"def cost(p, t):\n    return {x}")["cost"] for x in ("0.5", "0.25")]
+    prints = [fingerprint(own(run=program)) for program in programs] + [fingerprint(own(closed=one)) for one in closed]
+    prints += [fingerprint(own(search=closed[0])), fingerprint(own(lookups=closed[1], closed=closed[0]))]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(own(run=functools.partial(scaled, 2))) == prints[0]
+    assert fingerprint(own(run=functools.partial(scaled, factor=object))) != prints[0]
+    twice = [fingerprint(own(run=functools.partial(scaled, forward))) for _ in range(2)]
+    assert twice[0] == twice[1]
 
 
 @pytest.mark.thorough

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,36 @@ def unregister_schedule(name: str) -> None:
 
 def fingerprint(schedule: Schedule) -> str:
     """Return a hash of the source of a user's schedule, which tells stored results of an older version apart."""
-    sources = {_source(one_pass.run) for one_pass in schedule.passes.values()}
-    return hashlib.sha256(b"\0".join(sorted(sources))).hexdigest()[:16]
+    sources = [
+        f"{direction} {field}".encode() + _source(getattr(one_pass, field))
+        for direction, one_pass in sorted(schedule.passes.items())
+        for field in ("run", "cost", "search", "sweeps", "tile_type")
+    ]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
 
 
-def _source(program: Callable[..., Any]) -> bytes:
-    """Return the file that defines a program; its bytecode if there is none, as in an interactive session."""
+def _source(program: Any) -> bytes:
+    """Return the file that defines a function; its bytecode if there is none, as in an interactive session.
+
+    A functools.partial also has its arguments. The source of an object that can be called is its type's.
+    """
+    if isinstance(program, functools.partial):
+        return _source(program.func) + _text((program.args, sorted(program.keywords.items())))
     try:
         return Path(inspect.getsourcefile(program) or "").read_bytes()
     except (OSError, TypeError):
         code = getattr(program, "__code__", None)
-        return b"" if code is None else code.co_code + repr((code.co_names, code.co_consts)).encode()
+    if code is not None:
+        return code.co_code + _text((code.co_names, code.co_consts))
+    if isinstance(program, type):
+        return _text(getattr(program, "_fields", ()))
+    call = type(program).__call__ if callable(program) else None
+    return _source(call) if inspect.isfunction(call) else b""
+
+
+def _text(values: tuple[Any, ...]) -> bytes:
+    """Format values without the addresses of objects, which differ in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(values)).encode()
 
 
 def _check_fields(schedule: Schedule) -> None:
