@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from redblue.base.errors import RedblueError
+from redblue.base.journal import Journal
 from redblue.cli.main import app
 from redblue.studies import experiments
 from redblue.studies.experiments import runner, training, training_tables
@@ -64,7 +66,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(stop, dtype, tmp_path):
     continued = again.finish()
     assert continued.losses == whole.losses
     assert continued.weights == whole.weights
-    assert not (tmp_path / "run.pt").exists()
+    assert run_of(REDBLUE, tmp_path / "run.pt", dtype=dtype).finish() == continued  # the checkpoint outlives the run
     assert run_of(REDBLUE, dtype=dtype, steps=4).finish().weights != whole.weights
 
 
@@ -216,6 +218,27 @@ def test_a_stopped_part_goes_on(measured, tmp_path, monkeypatch):
     assert experiments.journal_of(tmp_path, "training", "steps").exists()
     experiments.run("training", out=tmp_path, quick=True, only="steps")
     assert measured == [point for point in training.points(True) if point["part"] == "steps"]
+
+
+def test_a_checkpoint_is_deleted_after_its_result_is_kept(measured, tmp_path, monkeypatch):
+    """A crash between the end of a measurement and the journal loses no training."""
+    real_measure, real_add, seen = training.measure_alone, Journal.add, []
+
+    def measure_alone(module, point, folder):
+        assert os.listdir(folder) == []
+        Path(folder, "last.pt").write_text("weights")
+        return real_measure(module, point, folder)
+
+    def add(self, index, rows):
+        seen.append(os.listdir(self.path.with_suffix(".checkpoints")))
+        real_add(self, index, rows)
+
+    monkeypatch.setattr(training, "measure_alone", measure_alone)
+    monkeypatch.setattr(Journal, "add", add)
+    experiments.run("training", out=tmp_path, quick=True, only="curves")
+    assert len(seen) > 1
+    assert seen == [["last.pt"]] * len(seen)
+    assert not list(tmp_path.glob("*.checkpoints"))
 
 
 def test_every_row_is_in_a_table_and_a_full_run_leaves_nothing_out(measured, tmp_path):

@@ -39,7 +39,8 @@ class Experiment:
     parts: names of parts that can be run alone; every point then holds the name of its part as "part".
     alone: every measurement needs all cores, so that they run one after the other.
     checkpointed: measure(point, folder) also takes a folder for checkpoints, from which an interrupted measurement
-    continues. Such measurements use all cores, so they run one after the other.
+    continues. Such measurements use all cores, so they run one after the other, and the checkpoints of a measurement
+    are deleted as soon as the journal holds its rows.
     """
 
     name: str

@@ -62,7 +62,13 @@ def run(
         evaluate = partial(measure, name)
         if experiment.checkpointed:
             evaluate = partial(measure_with, name, str(_checkpoints(kept, restart)))
-        done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, journal.add, progress)
+
+        def keep(index: int, rows: list[Row]) -> None:
+            journal.add(index, rows)
+            if experiment.checkpointed:
+                _checkpoints(kept, discard=True)
+
+        done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, keep, progress)
         result = Result(
             experiment=name,
             command=_command(name, quick, only, folder),

@@ -75,16 +75,11 @@ class Training:
         self._saved = time.monotonic()
 
     def finish(self) -> Run:
-        """Run the remaining steps, and close."""
+        """Run the remaining steps, then write the checkpoint. The caller deletes it once the result is kept."""
         while len(self.losses) < self.steps:
             self.step()
-        self.close()
+        self.save()
         return Run(self.losses, self.seconds, digest(self.model))
-
-    def close(self) -> None:
-        """Delete the checkpoint."""
-        if self.path:
-            self.path.unlink(missing_ok=True)
 
 
 def digest(model: nn.Module) -> str:

@@ -41,7 +41,7 @@ def run(point: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         spent = sum(training.seconds)
         if spent >= every * (len(training.notes) + 1):
             training.notes.append([spent, len(training.losses), perplexity(training.model, test, point["n"])])
-    training.close()
+    training.save()
     return [point | {"text": f"{corpus.name} {corpus.digest}", "tests_made": training.notes}]
 
 
