@@ -46,6 +46,17 @@ def test_what_stays_a_bias(monkeypatch):
     assert mask_of(torch.ones(256, 64, dtype=torch.bool), (H, 256, 64)) is not None
 
 
+@pytest.mark.parametrize("scores", [(0, H, NQ, NK), (B, 0, NQ, NK), (B, H, 0, NK), (B, H, NQ, 0)])
+def test_empty_scores(scores):
+    batch, heads, n_q, n_k = scores
+    q, k, v = normal(batch, heads, n_q, 8), normal(batch, heads, n_k, 8), normal(batch, heads, n_k, 5)
+    out, lse = rb.attention(q, k, v, bias=torch.ones(batch, 1, n_q, n_k, dtype=torch.bool), return_lse=True)
+    assert (out.shape, lse.shape) == ((batch, heads, n_q, 5), (batch, heads, n_q))
+    assert not out.any()
+    out.sum().backward()
+    assert not any(x.grad.any() for x in (q, k, v))
+
+
 def test_one_that_does_not_fit_is_refused_by_name():
     q, k, v = normal(B, H, NQ, 8), normal(B, H, NK, 8), normal(B, H, NK, 5)
     for wrong in (ALLOWED[..., 1:], ALLOWED[:, :, 1:], ALLOWED[None], torch.ones(3, 1, NQ, NK, dtype=torch.bool)):
