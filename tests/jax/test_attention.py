@@ -47,6 +47,31 @@ def test_nan_in_padding_does_not_spread(name):
         np.testing.assert_array_equal(got[result], expected[result], err_msg=result)
 
 
+@pytest.mark.parametrize("way", ["cut", "mask"])
+def test_padding_with_sinks(way):
+    """The log-sum-exp of padding is the sink. The sinks' gradients hold in a batch that is cut, as in one masked."""
+    queries, keys = np.array([0, 13, 21]), np.array([9, 23, 0])
+    lengths = {"query_seq_lengths": queries, "key_value_seq_lengths": keys}
+    other = {"cut": {}, "mask": {"mask": Mask.from_dense(np.ones((21, 23), bool))}}[way]
+    real = (np.arange(21)[:, None] < queries[:, None, None]) & (np.arange(23) < keys[:, None, None])
+    sinks = normal(N)
+    got = check(arrays(batch=3, n_q=21, n_k=23), {**lengths, **other, "sinks": sinks}, real[:, None])
+    for rows in (got["lse"][0], got["lse"][1, :, 13:], got["lse"][2]):
+        np.testing.assert_array_equal(rows, np.broadcast_to(sinks[:, None], rows.shape))
+
+
+@pytest.mark.parametrize("seed", [-3, -1, 5, 2**31 - 1, -(2**31)])
+def test_a_seed_drops_the_same_probabilities_under_jit(seed):
+    *qkv, _ = arrays(n_q=21, n_k=23)
+
+    def attend(seed):
+        return dot_product_attention(*qkv, dropout=0.5, seed=seed)
+
+    np.testing.assert_array_equal(jax.jit(attend)(seed), attend(seed))
+    if abs(seed) < 100:
+        np.testing.assert_array_equal(attend(jax.numpy.int8(seed)), attend(seed))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.thorough)])
 def test_types_of_16_bits(dtype):
     got = check(arrays(dtype=dtype), {"bias": normal(1, N, 1, S), "is_causal": True}, CAUSAL)

@@ -64,8 +64,9 @@ def dot_product_attention(
     seed: a key of jax.random, or a whole number; needed by dropout.
     return_lse: like return_residual, but in the type of sums, float32 or float64, and differentiable.
 
-    Rows that attend no key give 0 and a log-sum-exp of -inf, where jax.nn gives the mean of all values. float64 is
-    computed in float64, where jax.nn computes the softmax in float32.
+    Rows that attend no key, such as padding, give 0, where jax.nn gives the mean of all values. Their log-sum-exp is
+    the head's sink, or -inf without sinks. float64 is computed in float64, where jax.nn computes the softmax in
+    float32.
 
     Returns out, of query's shape with the last dimension of value, or (out, lse), with lse (B, n_q, H). Without a
     batch, no result has the dimension B. Raises RedblueError, naming the argument, for an unsupported value.
@@ -245,7 +246,8 @@ def _words(seed: Any) -> jax.Array:
         return jnp.asarray([number >> 32, number & 0xFFFFFFFF], jnp.uint32)
     if not jnp.issubdtype(dtype, jnp.integer) or seed.shape:
         raise RedblueError(f"seed must be a key of jax.random or a whole number, got {dtype} of shape {seed.shape}")
-    high = seed >> 32 if dtype.itemsize == 8 else jnp.zeros_like(seed)
+    # A seed of fewer bits is extended to 64 bits, as in two's complement
+    high = seed >> 32 if dtype.itemsize == 8 else jnp.where(seed < 0, -1, 0)
     return jnp.stack([high.astype(jnp.uint32), seed.astype(jnp.uint32)])
 
 

@@ -110,7 +110,7 @@ def _forward(static: Static, arguments: Arrays, results: Arrays) -> None:
         (q,), (k, v) = _finite(arguments, [q], [k, v])
         NumpyCall(q, k, v, options).forward(out, lse)
         return
-    out[...], lse[...] = 0, -np.inf
+    out[...], lse[...] = 0, -np.inf if options.sinks is None else options.sinks[:, None]
     for index, rows, keys in _padded(lengths):
         entry = _cut(options, index, rows, keys)
         NumpyCall(q[index][:, :rows], k[index][:, :keys], v[index][:, :keys], entry).forward(
@@ -131,15 +131,16 @@ def _backward(static: Static, arguments: Arrays, results: Arrays) -> None:
         into = GradientArrays(dq, dk, dv, results["delta"], dbias)
         _one_backward(NumpyCall(q, k, v, options), dout, out, lse, dlse, into)
         return
-    for array in (dq, dk, dv, results["delta"]):
+    for array in (dq, dk, dv):
         array[...] = 0
+    results["delta"][...] = 0 if dlse is None else -dlse  # for the rows of padding, whose output is 0
     for index, rows, keys in _padded(lengths):
-        into = GradientArrays(
-            dq[index][:, :rows], dk[index][:, :keys], dv[index][:, :keys], results["delta"][index][:, :rows], None
-        )
+        delta = np.empty((q.shape[-3], rows), lse.dtype)  # kernels write contiguous memory
+        into = GradientArrays(dq[index][:, :rows], dk[index][:, :keys], dv[index][:, :keys], delta, None)
         entry = NumpyCall(q[index][:, :rows], k[index][:, :keys], v[index][:, :keys], _cut(options, index, rows, keys))
         of_out = dout[index][:, :rows], out[index][:, :rows]
         _one_backward(entry, *of_out, lse[index][:, :rows], None if dlse is None else dlse[index][:, :rows], into)
+        results["delta"][index][:, :rows] = delta
 
 
 def _one_backward(
