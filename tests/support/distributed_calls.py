@@ -245,6 +245,13 @@ def second_derivatives():
     refused(lambda: gradient.sum().backward(), "double backward is not supported")
 
 
+def long_error():
+    """An error text of many bytes reaches the other processes."""
+    q, options = torch.ones(1, 1, 2, 4), {"é" * 3000: 1} if dist.get_rank() else {}
+    with pytest.raises((rb.RedblueError, TypeError), match="éééé"):
+        distributed.attention(q, q, q, **options)
+
+
 def leaving_tensors():
     """The most tensors of this process's messages that are alive at once, in both passes of a ring."""
     right, sent, most = dist.batch_isend_irecv, [], [0]

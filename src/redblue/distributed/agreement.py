@@ -63,9 +63,7 @@ def _all_records(
     record: dict[str, Any], group: dist.ProcessGroup, device: torch.device, failures: Failures
 ) -> list[dict[str, Any]]:
     """Exchange records with every process, point to point, so that the rank of a missing process is known."""
-    text = json.dumps(record).encode()
-    if len(text) > RECORD_BYTES:
-        text = json.dumps({"error": record.get("error", "the text of its arguments is too long")[:1000]}).encode()
+    text = encoded(record)
     own = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
     own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     own = own.to(device)
@@ -84,6 +82,16 @@ def _all_records(
         failures.wait(work, other)
     buffers[rank] = own
     return [json.loads(bytes(buffers[other].cpu().numpy()).rstrip(b"\0")) for other in range(size)]
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    """The record as JSON of at most RECORD_BYTES bytes; the end of a long error is cut off."""
+    text = json.dumps(record).encode()
+    message = record.get("error", "the text of its arguments is too long")[:RECORD_BYTES]
+    while len(text) > RECORD_BYTES:
+        text = json.dumps({"error": message}).encode()
+        message = message[: len(message) * 9 // 10]
+    return text
 
 
 @lru_cache(maxsize=8)
