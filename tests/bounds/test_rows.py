@@ -1,5 +1,6 @@
 import contextlib
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from redblue import (
     lower_bounds,
     schedules,
 )
-from redblue.bounds import table
+from redblue.bounds import closed, table
 from redblue.problem import DIRECTIONS
 from support.examples import examples, thorough
 from support.spaces import problems
@@ -188,6 +189,26 @@ def test_every_row_says_where_it_is_from():
         assert row.formula
         assert row.conditions
         assert row.source
+
+
+@pytest.mark.parametrize(("d", "d_v"), [(8, 8), (8, 5), (8, 24)])
+def test_the_displayed_formula_of_the_large_cache_is_evaluated(d, d_v, monkeypatch):
+    rows = lower_bounds(Problem(64, 64, d, d_v, direction="backward"), 10**4)
+    displayed = next(row.formula for row in rows if row.name == "large cache")
+    h, c = (re.search(rf"{name} = ([^,]+)", displayed)[1] for name in ("h", "c"))
+    u = re.search(r"u = 1 if d_v <= d, else (.+)", displayed)[1]
+    sizes = {"d": d, "d_v": d_v}
+    sizes["u"] = 1 if d_v <= d else product_of(u, sizes)
+    sizes["h"] = product_of(h, sizes)
+    monkeypatch.setattr(closed, "_whole_and_crossing", lambda events, square, crossing, reach: (square, crossing))
+    square, crossing = closed.large_backward(closed.Sizes(d, d_v, 1, 1, 1), 1)
+    assert square == pytest.approx(product_of(c, sizes))
+    assert crossing[0] / crossing[1] == pytest.approx(1 / (2 * sizes["h"]))
+
+
+def product_of(text, sizes):
+    """Evaluate a formula in which a space between two factors multiplies them."""
+    return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", text), dict(sizes))
 
 
 def test_streams_add_up():

@@ -107,7 +107,8 @@ LARGE_CACHE = {
         "1",
     ),
     "backward": (
-        "p = Z / max over t of ((W - t)^2 / c + min(t, sqrt(t) (W - t) / 2 h)), c = 8 (d + d_v) h, h = 2 d + d_v",
+        "p = Z / max over t of ((W - t)^2 / c + min(t, sqrt(t) (W - t) / 2 h)), c = 8 (d + d_v) h, h = 2 d + u d_v, "
+        "u = 1 if d_v <= d, else 2 d / (d + d_v)",
         "12 x^2 for small x",
         "7",
     ),
