@@ -29,8 +29,6 @@ OUTPUTS = {
     "gradient_x": {"o": ("p", "v", 0), "g": ("ds", "k", 0)},
 }
 KEYS = ("k", "v")
-MAX_READS = 12  # an output-stationary product reads its left factor fewer times than this
-
 
 Sides = tuple[int, int]  # a number for rows, and one for keys
 
@@ -50,7 +48,7 @@ class PairSweep(NamedTuple):
 
 def pairs_read(x: float) -> float:
     """Words per pair of an output-stationary product over pairs, whose left factor is read a whole number of times."""
-    return min(b + x**2 / b for b in range(1, MAX_READS))
+    return min(b + x**2 / b for b in range(1, math.ceil(x) + 2))  # the best number of times lies next to x
 
 
 # words per pair of each schedule that is the best one for some x
