@@ -158,3 +158,39 @@ def test_the_kernels_read_no_memory_that_the_caller_may_change(most, monkeypatch
     call = PagedCall.checked(q[:, 0], k, v, tables[0], tables[1], tables[2], None, Options())
     for own in call.sequences.arrays:
         assert not any(np.may_share_memory(own, x) for x in tables)
+
+
+def test_a_table_that_changes_while_it_is_checked_is_not_kept():
+    """Another thread may change a table in place; the result belongs to the table as it was before."""
+    table = np.array([[1]])
+
+    def make() -> int:
+        before = int(table[0, 0])
+        table[0, 0] = 2
+        return before
+
+    assert known_tables.known((table,), "facts", make) == 1
+    assert known_tables.known((table,), "facts", lambda: int(table[0, 0])) == 2
+    assert known_tables.known((np.array([[1]]),), "facts", lambda: 1) == 1
+
+
+def test_results_may_be_cleared_by_another_thread():
+    class Cleared(dict[Any, Any]):
+        """Results that are gone when `known` reads them."""
+
+        def __contains__(self, facts: object) -> bool:
+            return True
+
+    table = np.array([[1]])
+    known_tables.known((table,), "facts", lambda: 1)
+    known_tables._kept = (known_tables._kept[0]._replace(results=Cleared()),)
+    assert known_tables.known((table,), "facts", lambda: 2) == 2
+
+
+def test_tables_are_copied_only_if_nothing_is_known_of_them(monkeypatch):
+    copied = []
+    copy = known_tables._copied
+    monkeypatch.setattr(known_tables, "_copied", lambda *arguments: copied.append(arguments) or copy(*arguments))
+    table = np.array([[1]])
+    assert [known_tables.known((table,), "facts", lambda: 1) for _ in range(3)] == [1] * 3
+    assert len(copied) == 1

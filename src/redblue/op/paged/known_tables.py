@@ -1,11 +1,12 @@
 """A cache of the results of checking page tables and lengths, because all layers of a model pass the same tables.
 
-Engines change tables in place, so a cached result is used only if all bytes of its tables are unchanged.
+Engines change tables in place, so a cached result is used only if all bytes of its tables are unchanged. Another thread
+may change tables while a result is computed, so a result is kept only if its tables have not changed meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,22 +20,22 @@ MAX_RESULTS = 32  # results per table
 
 Result = TypeVar("Result")
 
-
 Described = tuple[int, int, Any, Any]  # an argument in memory: address, bytes, shape and number type
+Copies = tuple[tuple[Described, np.ndarray] | None, ...]  # each argument's copy; None if it was not given
 
 
 class Kept(NamedTuple):
     """The tables and lengths of an earlier call, and the results that were computed from them.
 
-    copies: each argument's copy and description; None if the argument was not given. results: by the other facts on
-    which they depend.
+    results: by the other facts on which they depend.
     """
 
-    copies: tuple[tuple[Described, np.ndarray] | None, ...]
+    copies: Copies
     results: dict[Hashable, Any]
 
 
 _kept: tuple[Kept, ...] = ()
+_MISSING: Any = object()
 
 
 def known(inputs: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) -> Result:
@@ -49,35 +50,42 @@ def known(inputs: tuple[Any, ...], facts: Hashable, make: Callable[[], Result]) 
             return make()
         arrays.append(array)
     kept = _lookup(arrays)
-    if kept and facts in kept.results:
-        return kept.results[facts]
+    result = _MISSING if kept is None else kept.results.get(facts, _MISSING)  # one access: threads clear results
+    if result is not _MISSING:
+        return result
+    if sum(array[1] for array in arrays if array) > MAX_BYTES:
+        return make()
+    copies = tuple(array and _copied(array, x) for array, x in zip(arrays, inputs, strict=True))
     result = make()
-    _keep(inputs, arrays, facts, result)
+    if _same(arrays, copies):
+        _keep(copies, facts, result)
     return result
 
 
-def _lookup(arrays: list[Described | None]) -> Kept | None:
+def _lookup(arrays: Sequence[Described | None]) -> Kept | None:
     for kept in _kept:
-        for array, copy in zip(arrays, kept.copies, strict=False):  # equally many; strict=True would cost time
-            if array is None or copy is None:
-                if array is not copy:
-                    break
-            else:
-                address, size, shape, dtype = copy[0]
-                if array[3] != dtype or array[2] != shape or not _core.same_bytes(array[0], address, size):
-                    break
-        else:
+        if _same(arrays, kept.copies):
             return kept
     return None
 
 
-def _keep(inputs: tuple[Any, ...], arrays: list[Described | None], facts: Hashable, result: Any) -> None:
+def _same(arrays: Sequence[Described | None], copies: Copies) -> bool:
+    """Whether the arrays have the shapes, types and bytes of the copies."""
+    for array, copy in zip(arrays, copies, strict=False):  # equally many; strict=True would cost time
+        if array is None or copy is None:
+            if array is not copy:
+                return False
+        else:
+            address, size, shape, dtype = copy[0]
+            if array[3] != dtype or array[2] != shape or not _core.same_bytes(array[0], address, size):
+                return False
+    return True
+
+
+def _keep(copies: Copies, facts: Hashable, result: Any) -> None:
     global _kept
-    kept = _lookup(arrays)
+    kept = _lookup([copy and copy[0] for copy in copies])
     if kept is None:
-        if sum(array[1] for array in arrays if array) > MAX_BYTES:
-            return
-        copies = tuple(array and _copied(array, x) for array, x in zip(arrays, inputs, strict=True))
         kept = Kept(copies, {})
         _kept = (kept, *_kept[: MAX_TABLES - 1])
     if len(kept.results) >= MAX_RESULTS:
