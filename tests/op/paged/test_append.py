@@ -269,6 +269,18 @@ def test_held_keys_and_values_are_not_overwritten(name, layout):
     assert (early[3] == 7).all()
 
 
+def test_held_keys_inside_a_long_row_of_values_are_not_overwritten():
+    """A row of values spans eight pages of keys, so pages of keys may begin and end inside the row."""
+    memory = np.zeros(256, np.float32)
+    k_pages = memory[50:82].reshape(4, 8)[:, :1].reshape(4, 1, 1, 1)
+    v_pages = memory.reshape(4, 1, 1, 64)
+    k_pages[2] = 7
+    k, v = np.ones((1, 1, 1), np.float32), np.ones((1, 1, 64), np.float32)
+    with pytest.raises(rb.RedblueError, match="new values would overwrite keys of a sequence"):
+        rb.append_paged(k, v, k_pages, v_pages, [[2], [1]], [1, 0], [0, 0, 1])
+    assert k_pages[2] == 7
+
+
 def test_columns_of_keys_are_found_in_tensors_of_arrays():
     """Each tensor made from an array has its own storage, which begins at the array."""
     pytest.importorskip("torch")

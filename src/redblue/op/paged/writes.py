@@ -126,10 +126,13 @@ def _meet(a: _Ranges, b: _Ranges) -> bool:
 
 
 def _pages_at(x: np.ndarray, ranges: _Ranges, table: np.ndarray) -> np.ndarray:
-    """The pages of a cache that may overlap these ranges, ascending; all pages of the table if pages interleave."""
+    """The pages of a cache that may overlap these ranges, ascending.
+
+    These are all pages of the table if pages interleave, or if a range may span several pages.
+    """
     within = [(size - 1) * stride for size, stride in zip(x.shape[1:], x.strides[1:], strict=True)]
     low, extent = x.ctypes.data + sum(min(0, offset) for offset in within), sum(map(abs, within)) + x.itemsize
-    if extent > x.strides[0]:
+    if max(extent, ranges.size) > x.strides[0]:
         pages = np.unique(table)
     else:
         pages = np.unique((np.concatenate([ranges.begin, ranges.begin + ranges.size - 1]) - low) // x.strides[0])
