@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,39 @@ def test_a_stopped_part_goes_on(measured, tmp_path, monkeypatch):
     assert experiments.journal_of(tmp_path, "training", "steps").exists()
     experiments.run("training", out=tmp_path, quick=True, only="steps")
     assert measured == [point for point in training.points(True) if point["part"] == "steps"]
+
+
+def test_parts_that_run_at_the_same_time_keep_each_others_rows(measured, tmp_path):
+    def other(done, total):
+        if done == 1:
+            experiments.run("training", out=tmp_path, quick=True, only="steps")
+
+    result = experiments.run("training", out=tmp_path, quick=True, only="curves", progress=other)
+    assert {row["part"] for row in result.rows} == {"curves", "steps"}
+    assert experiments.read(tmp_path, "training").rows == result.rows
+
+
+def test_a_part_waits_until_another_has_written(measured, tmp_path, monkeypatch):
+    """The lock holds from the reading of the other parts to the end of the writing."""
+    real, order = runner._write, []
+
+    def write(result, folder):
+        if not order:
+            order.append("first")
+            thread.start()
+            thread.join(0.5)
+        real(result, folder)
+        order.append("written")
+
+    def second():
+        experiments.run("training", out=tmp_path, quick=True, only="steps")
+
+    thread = threading.Thread(target=second)
+    monkeypatch.setattr(runner, "_write", write)
+    experiments.run("training", out=tmp_path, quick=True, only="curves")
+    thread.join(60)
+    assert order == ["first", "written", "written"]
+    assert {row["part"] for row in experiments.read(tmp_path, "training").rows} == {"curves", "steps"}
 
 
 def test_a_checkpoint_is_deleted_after_its_result_is_kept(measured, tmp_path, monkeypatch):

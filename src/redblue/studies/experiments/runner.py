@@ -6,9 +6,11 @@ import contextlib
 import datetime
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+
+import filelock
 
 from redblue.base.charts import write
 from redblue.base.errors import RedblueError, UnknownName
@@ -55,7 +57,7 @@ def run(
     if quick and not force:
         _check_full(folder, experiment, only)
     points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
-    earlier = _other_parts(folder, name, only)
+    _other_parts(folder, name, only)  # raises before the work
     jobs = _one_job(jobs) if experiment.alone else jobs
     kept = journal_of(folder, name, only)
     with Journal(kept, "experiment", identity(name, points), len(points), restart) as journal:
@@ -69,22 +71,41 @@ def run(
                 _checkpoints(kept, discard=True)
 
         done = finish(evaluate, points.__getitem__, len(points), journal.done, jobs, keep, progress)
-        result = Result(
-            experiment=name,
-            command=_command(name, quick, only, folder),
-            date=datetime.date.today().isoformat(),
-            version=__version__,
-            machine=machine(),
-            tools=dict(experiment.tools()),
-            quick=quick,
-            rows=_in_order(experiment, earlier + [row for index in sorted(done) for row in done[index]]),
-        )
-        _write(result, folder)
+        rows = [row for index in sorted(done) for row in done[index]]
+        with _locked(folder, experiment):
+            result = Result(
+                experiment=name,
+                command=_command(name, quick, only, folder),
+                date=datetime.date.today().isoformat(),
+                version=__version__,
+                machine=machine(),
+                tools=dict(experiment.tools()),
+                quick=quick,
+                rows=_in_order(experiment, _other_parts(folder, name, only) + rows),
+            )
+            _write(result, folder)
         journal.remove()
         if experiment.checkpointed:
             with contextlib.suppress(OSError):  # somebody's own file lies in it
                 _checkpoints(kept, discard=True).rmdir()
     return result
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, experiment: Experiment) -> Iterator[None]:
+    """Hold a lock on the folder while the files of an experiment with parts are read and written again.
+
+    Without the lock, two parts that end at the same time would each write the other's old rows.
+    """
+    if not experiment.parts:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        filelock.lock_descriptor(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def journal_of(folder: Path, name: str, only: str | None) -> Path:
@@ -159,8 +180,9 @@ def _check_full(folder: Path, experiment: Experiment, only: str | None) -> None:
 def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
     """Write the figures and the page of an existing result again, without measuring. Raises as `read` does."""
     folder = _folder(out)
-    result = read(folder, name)
-    _write(result, folder)
+    with _locked(folder, get(name)):
+        result = read(folder, name)
+        _write(result, folder)
     return result
 
 
