@@ -36,6 +36,16 @@ def test_what_is_written_is_read(data, tmp_path_factory):
     assert contents.graph.labels == graph.labels
 
 
+def test_labels_that_are_no_text_are_converted(tmp_path):
+    graph = pebble.Graph((0, (1, 2), "x"), [0, 0, 0, 2], [0, 1])
+    assert graph.labels == ("0", "(1, 2)", "x")
+    assert read_game(save_game(tmp_path / "game", graph, [(0, 0)], 3)).graph.labels == graph.labels
+    with pytest.raises(RedblueError, match=r"move 0 .* needs its parents red; not red: 0, "):
+        pebble.check(graph, [(2, 2)], 3)
+    with pytest.raises(pebble.GraphError, match="two nodes are named '0'"):
+        pebble.Graph((0, "0"), [0, 0, 0], [])
+
+
 def test_a_file_is_readable_by_people(file):
     header, *lines = file.read_text().splitlines()
     assert json.loads(header)["format"] == "redblue pebble game"

@@ -109,6 +109,7 @@ BROKEN = [
     ("kind", "no move of kind 9", (CHAIN, [(9, 0)], 2)),
     ("node", "no node 3: its nodes are 0 to 2", (CHAIN, [(LOAD, 3)], 2)),
     ("level", "this move has no level 1", (CHAIN, [(LOAD, 0, -1, 1)], 2)),
+    ("level", "this move has no level -2", (CHAIN, [(LOAD, 0, -1, -2)], 2)),
     ("parent", "c has no parent d; it has a, b", partial((COMPUTE, 2, 3))),
     ("parent", "c has no parent -1", partial((COMPUTE, 2))),
     ("parents", "not red: a", partial((COMPUTE, 2, 0))),

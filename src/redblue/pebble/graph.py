@@ -25,7 +25,7 @@ class GraphError(RedblueError):
 class Graph:
     """A directed acyclic graph in compressed rows. Nodes are numbered 0..n-1, every parent before its children.
 
-    labels: distinct names of the nodes.
+    labels: distinct names of the nodes; names that are no text are converted, as from_edges does.
     starts (n + 1,), parents (edges,): the parents of node v are parents[starts[v]:starts[v + 1]], in the order given.
     Two graphs are equal if `starts` and `parents` are equal; labels do not matter.
 
@@ -46,7 +46,7 @@ class Graph:
             object.__setattr__(self, name, array)
         if not hasattr(self.labels, "__iter__") or not all(isinstance(label, Hashable) for label in self.labels):
             raise GraphError(f"labels must be a sequence of names, got {self.labels!r}")
-        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "labels", tuple(map(str, self.labels)))
         self._check()
 
     @property

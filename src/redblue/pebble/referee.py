@@ -122,7 +122,8 @@ def _illegal(
     have = referee.have()
     missing = tuple(graph.labels[p] for p in needed if not have[p] & 1)
     capacities = (red, *(level.words for level in rules.further))
-    level = min(move.level + (move.kind == STORE), len(capacities) - 1)  # a store fills the next level
+    # A store fills the next level. A level that does not exist needs no capacity in the text.
+    level = min(max(0, move.level) + (move.kind == STORE), len(capacities) - 1)
     node, p = (graph.labels[v] if 0 <= v < graph.n else str(v) for v in (move.node, move.parent))
     reason = text.format(
         v=node,
