@@ -65,6 +65,35 @@ def test_gradients_of_tensors():
         torch.testing.assert_close(x, y)
 
 
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+def test_no_sequences_with_a_row_of_slopes_per_sequence(library):
+    zeros = pytest.importorskip("torch").zeros if library == "PyTorch" else np.zeros
+    q, slopes = zeros((0, 2, 4)), zeros((0, 2))
+    out, lse = rb.attention_varlen(q, q, q, [0], alibi=slopes, return_lse=True)
+    assert (out.shape, lse.shape) == ((0, 2, 4), (2, 0))
+    with pytest.raises(rb.RedblueError, match="alibi must broadcast to"):
+        rb.attention_varlen(q, q, q, [0], alibi=zeros((0, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR")
+def test_starts_without_whole_numbers_in_memory_are_refused_by_name():
+    torch = pytest.importorskip("torch")
+    x, starts = torch.zeros(2, 1, 4), torch.tensor([0, 2])
+    wrong = {
+        "bfloat16": starts.bfloat16(),
+        "complex64": starts.to(torch.complex64).conj(),
+        "meta device": starts.to("meta"),
+        "sparse_coo": starts.to_sparse(),
+        "sparse_csr": starts[None].to_sparse_csr(),
+        "int64": torch.nested.nested_tensor([starts]),
+    }
+    for kind, cu_seqlens in wrong.items():
+        with pytest.raises(
+            rb.RedblueError, match=rf"cu_seqlens_q must be a dense tensor of whole numbers.* got .*{kind}"
+        ):
+            rb.attention_varlen(x, x, x, cu_seqlens)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["jagged", "strided"])
 def test_nested_tensors_go_through_scaled_dot_product_attention(layout):

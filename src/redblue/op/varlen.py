@@ -15,6 +15,7 @@ from redblue.masks.numbers import int64_array
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_flag
+from redblue.op.paged.pages import on_cpu
 from redblue.op.signatures import documented, options_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def packed_calls(
         own: dict[str, Any] = dict(options)
         single = end - first == 1
         own["mask"] = mask if single else documents(lengths[first:end], key_lengths[first:end], mask)
-        own.update({name: options[name][first] for name in of_sequences})
+        for name in of_sequences:
+            x = options[name]
+            own[name] = x[first] if len(lengths) else x.sum(0)  # without sequences, zeros of the same heads
         if i and isinstance(seed, (int, np.integer)):  # None stays None; `attention` refuses other types
             own["seed"] = int(seed) + i
         queries = slice(int(starts[first]), int(starts[end]))
@@ -190,7 +193,7 @@ def _joined(outputs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
 def lengths_between(name: str, starts: Any, of: str, total: int) -> np.ndarray:
     """The length of each sequence. Raises RedblueError, naming the entry, unless `starts` ascend from 0 to `total`."""
-    starts = int64_array(name, starts.detach().cpu().numpy() if api.is_torch(starts) else starts)
+    starts = int64_array(name, on_cpu(name, starts))
     lengths = lengths_of(name, starts)
     if starts[-1] != total:
         raise RedblueError(f"{name} must end at {total}, the rows of {of}, got {starts[-1]}")

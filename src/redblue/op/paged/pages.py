@@ -75,11 +75,12 @@ def whole_numbers(name: str, values: Any, sequences: int | None = None) -> np.nd
 def on_cpu(name: str, values: Any) -> Any:
     """The values of a tensor as an array; anything else unchanged.
 
-    Raises RedblueError for a tensor on the meta device, and for a sparse, nested or floating-point tensor.
+    Raises RedblueError for a tensor on the meta device, and for a sparse, nested, floating-point or complex tensor.
     """
     if not api.is_torch(values):
         return values
-    if values.is_meta or values.is_sparse or values.is_nested or values.is_floating_point():
+    is_dense = not values.is_nested and str(values.layout) == "torch.strided"
+    if values.is_meta or not is_dense or values.is_floating_point() or values.is_complex():
         kind = "meta device" if values.is_meta else f"{values.layout}, {values.dtype}"
         raise RedblueError(f"{name} must be a dense tensor of whole numbers or booleans with values, got {kind}")
     return values.detach().cpu().numpy()
