@@ -55,6 +55,13 @@ def test_every_other_rank_names_the_one_that_failed(victim, how, when, store):
     check_fault(victim, how, when, store)
 
 
+def test_gather_names_the_rank_that_failed():
+    with group(size=3) as processes:
+        processes.start(faults.fail_before_gradients_of_gather, 2)
+        results = processes.finish(120.0, processes.connections[:2])
+    assert results == [(True, 2)] * 2
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("repetition", range(12))
 def test_faults_of_all_kinds(repetition):

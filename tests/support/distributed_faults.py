@@ -79,6 +79,18 @@ def fail(victim, how, when, schedule="ring"):
     return time.monotonic() - begin, None
 
 
+def fail_before_gradients_of_gather(victim):
+    """One process dies after `gather`; returns the rank in the error of each other process's backward pass."""
+    whole = distributed.gather(distributed.shard(torch.ones(1, 2, N, D)).requires_grad_())
+    if dist.get_rank() == victim:
+        kill()
+    try:
+        whole.sum().backward()
+    except distributed.ProcessFailed as error:
+        return error.rank
+    return None
+
+
 def memory_of_failed_calls(calls):
     """Rank 1 dies. Returns KiB of resident memory of another rank after a third of its failed calls, and after all."""
     call()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from redblue.base.errors import RedblueError
 from redblue.distributed.failures import Failures
+from redblue.distributed.messages import swap
 from redblue.masks import Mask
 from redblue.masks.numbers import Numbers
 from redblue.masks.rules.rule import Rule, fold
@@ -69,17 +70,10 @@ def _all_records(
     own = own.to(device)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     others = [(rank + i) % size for i in range(1, size)]
-    buffers = {other: torch.empty_like(own) for other in others}
     if not others:
         return [record]
-    peers = {other: dist.get_global_rank(group, other) for other in others}
-    operations = [dist.P2POp(dist.isend, own, peers[other], group, TAG) for other in others]
-    operations += [dist.P2POp(dist.irecv, buffers[other], peers[other], group, TAG) for other in others]
-    with failures.named(*others):
-        works = dist.batch_isend_irecv(operations)
-    waited = zip([*others, *others] if len(works) == len(operations) else others[:1] * len(works), works, strict=True)
-    for other, work in waited:
-        failures.wait(work, other)
+    buffers = {other: torch.empty_like(own) for other in others}
+    swap(dict.fromkeys(others, own), buffers, group, failures, TAG)
     buffers[rank] = own
     return [json.loads(bytes(buffers[other].cpu().numpy()).rstrip(b"\0")) for other in range(size)]
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
-from redblue.distributed.agreement import Shard, agree, digest_of_placement
+from redblue.distributed.agreement import TAG, Shard, agree, digest_of_placement
 from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.failures import Failures
 from redblue.distributed.groups import group_of
+from redblue.distributed.messages import swap
 from redblue.masks import Mask
 from redblue.schedules.network import Placement, placement_of
 
@@ -54,7 +55,8 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
     except RedblueError as error:
         call = error
     device = x.device if isinstance(x, Tensor) else torch.device("cpu")
-    shards = agree(call, own, device, Failures(own))
+    failures = Failures(own)
+    shards = agree(call, own, device, failures)
     lengths = [shard.queries for shard in shards]
     placed = placement_of(placement, sum(lengths), len(lengths))
     if lengths != list(placed.lengths):
@@ -62,7 +64,7 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
             f"the ranks hold {lengths} tokens, but {placed.name} gives them {list(placed.lengths)}: "
             "make the parts with shard"
         )
-    return _Gather.apply(x, dim, placed, own)  # pyright: ignore
+    return _Gather.apply(x, dim, placed, own, failures)  # pyright: ignore
 
 
 def _shared(x: Tensor, dim: int, placement: Any) -> dict[str, Any]:
@@ -83,26 +85,37 @@ def _shared(x: Tensor, dim: int, placement: Any) -> dict[str, Any]:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, placed: Placement, group: Any) -> Tensor:
-        lengths = placed.lengths
-        rows = x.movedim(dim, 0)
-        longest = max(lengths)
-        padded = rows.new_zeros((longest, *rows.shape[1:]))
-        padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(parts, padded, group=group)
-        whole = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+    def forward(ctx: Any, x: Tensor, dim: int, placed: Placement, group: Any, failures: Failures) -> Tensor:
+        ctx.call = dim, placed, group, failures
+        rows = x.movedim(dim, 0).contiguous()
+        parts = [rows.new_empty((length, *rows.shape[1:])) for length in placed.lengths]
+        parts[failures.rank] = rows
+        others = [rank for rank in range(failures.size) if rank != failures.rank]
+        _swap_parts(dict.fromkeys(others, rows), {rank: parts[rank] for rank in others}, group, failures)
         order = np.argsort(np.concatenate(placed.positions))
-        ctx.dim, ctx.group = dim, group
-        ctx.positions = torch.from_numpy(placed.positions[dist.get_rank(group)]).to(x.device)
-        return whole.index_select(0, torch.from_numpy(order).to(x.device)).movedim(0, dim).contiguous()
+        return torch.cat(parts).index_select(0, torch.from_numpy(order).to(x.device)).movedim(0, dim).contiguous()
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total.index_select(ctx.dim, ctx.positions), None, None, None
+        dim, placed, group, failures = ctx.call
+        of_ranks = [
+            gradient.index_select(dim, torch.from_numpy(positions).to(gradient.device)).contiguous()
+            for positions in placed.positions
+        ]
+        own = of_ranks.pop(failures.rank)
+        others = [rank for rank in range(failures.size) if rank != failures.rank]
+        parts = {rank: torch.empty_like(own) for rank in others}
+        _swap_parts(dict(zip(others, of_ranks, strict=True)), parts, group, failures)
+        parts[failures.rank] = own
+        total = torch.stack([parts[rank] for rank in range(failures.size)]).sum(0)
+        return total, None, None, None, None
+
+
+def _swap_parts(sent: dict[int, Tensor], received: dict[int, Tensor], group: Any, failures: Failures) -> None:
+    """Exchange parts of a sequence; empty parts are not sent."""
+    sent, received = ({rank: x for rank, x in parts.items() if x.numel()} for parts in (sent, received))
+    swap(sent, received, group, failures, TAG)
 
 
 def _check_dim(name: str, x: Any, dim: int) -> None:
