@@ -27,6 +27,7 @@ from redblue.base.errors import RedblueError
 
 OPEN_FILES = re.compile(r"/proc/\d+(/task/\d+)?/fd|/dev/fd")  # folders of a process's open files
 STANDARD_OUTPUT = 1
+DRAFTS = ".redblue-"  # how the name of a folder of drafts begins
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def replace_whole(target: Path, save: Callable[[Path], object]) -> None:
 
     Raises RedblueError if the draft cannot be written; `target` is then unchanged.
     """
-    with _plain_errors(target, OSError), tempfile.TemporaryDirectory(prefix=".redblue-", dir=target.parent) as folder:
+    with _plain_errors(target, OSError), tempfile.TemporaryDirectory(prefix=DRAFTS, dir=target.parent) as folder:
         save(draft := Path(folder, target.name))
         if old := _status(target):
             with contextlib.suppress(AttributeError, PermissionError):  # no chown on Windows; no right to it

@@ -275,6 +275,24 @@ def test_a_checkpoint_is_deleted_after_its_result_is_kept(measured, tmp_path, mo
     assert not list(tmp_path.glob("*.checkpoints"))
 
 
+def test_drafts_of_a_killed_process_are_deleted_and_other_files_stay(measured, tmp_path, monkeypatch):
+    real = training.measure_alone
+
+    def killed(module, point, folder):
+        for name, file in ((".redblue-a1", "x.pt"), (".redblue-b2", "notes.txt")):
+            Path(folder, name).mkdir(exist_ok=True)
+            Path(folder, name, file).write_text("half a checkpoint")
+        return real(module, point, folder)
+
+    monkeypatch.setattr(training, "measure_alone", killed)
+    experiments.run("training", out=tmp_path, quick=True, only="curves")
+    (folder,) = tmp_path.glob("*.checkpoints")
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*")] == [
+        ".redblue-b2",
+        ".redblue-b2/notes.txt",
+    ]
+
+
 def test_every_row_is_in_a_table_and_a_full_run_leaves_nothing_out(measured, tmp_path):
     result = experiments.run("training", out=tmp_path)
     titles = [table.title for table in training_tables.tables(result.rows)]

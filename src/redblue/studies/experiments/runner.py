@@ -14,7 +14,7 @@ import filelock
 
 from redblue.base.charts import write
 from redblue.base.errors import RedblueError, UnknownName
-from redblue.base.files import check_target
+from redblue.base.files import DRAFTS, check_target
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.base.version import __version__
@@ -142,10 +142,17 @@ def _in_order(experiment: Experiment, rows: list[Row]) -> list[Row]:
 
 
 def _checkpoints(journal: Path, discard: bool) -> Path:
-    """The folder for checkpoints beside a journal. discard: delete those in it."""
+    """The folder for checkpoints beside a journal. discard: delete those in it, and drafts that a killed process left.
+
+    A draft lies in a folder that `replace_whole` makes. Such a folder stays if it holds any other file.
+    """
     folder = _folder(journal.with_suffix(".checkpoints"))
-    for path in folder.glob("*.pt") if discard else ():
-        path.unlink()
+    if discard:
+        for path in (*folder.glob("*.pt"), *folder.glob(f"{DRAFTS}*/*.pt")):
+            path.unlink()
+        for drafts in folder.glob(f"{DRAFTS}*"):
+            with contextlib.suppress(OSError):  # somebody's own file lies in it
+                drafts.rmdir()
     return folder
 
 
