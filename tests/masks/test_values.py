@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import joblib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,6 +95,36 @@ def test_repr_reads_like_the_constructor(data, n_q, n_k):
     assert repr(again) == repr(mask)
     for same in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
         assert same == mask
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Mask.blocks(np.eye(4, dtype=bool), 2),
+        lambda: Mask.from_dense(np.tri(8, dtype=bool)),
+        lambda: Mask.from_csr(*Mask.causal().to_csr(8, 8), 8),
+        lambda: ~Mask.blocks(np.eye(4, dtype=bool), 2) & Mask.from_csr(*Mask.causal().to_csr(8, 8), 8),
+    ],
+)
+def test_pickles_do_not_depend_on_what_was_computed_before(make):
+    """Sweeps name masks by the hash of their pickles, which also travel to other processes."""
+    mask = make()
+    before = joblib.hash(mask), len(pickle.dumps(mask))
+    dense = mask.to_dense(8, 8)
+    assert (mask.on(8, 8).steps, hash(mask), repr(mask)) == (make().on(8, 8).steps, hash(make()), repr(make()))
+    assert (joblib.hash(mask), len(pickle.dumps(mask))) == before
+    same = pickle.loads(pickle.dumps(mask))
+    assert (same, joblib.hash(same)) == (mask, before[0])
+    assert np.array_equal(same.to_dense(8, 8), dense)
+
+
+def test_pickles_of_graphs_hold_no_caches():
+    graph = Mask.from_csr(*Mask.causal().to_csr(8, 8), 8).rule.pattern(8, 8)
+    before = len(pickle.dumps(graph))
+    assert graph.attends(np.array([3, 3]), np.array([3, 4])).tolist() == [True, False]
+    assert len(pickle.dumps(graph)) == before
+    same = pickle.loads(pickle.dumps(graph))
+    assert same.attends(np.array([3, 3]), np.array([3, 4])).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("mask", PATTERNS, ids=repr)

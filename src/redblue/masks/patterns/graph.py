@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,10 @@ class Graph(Pattern):
 
     indptr: np.ndarray
     indices: np.ndarray
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields without the cached properties, so that pickles do not depend on what was computed before."""
+        return {name: getattr(self, name) for name in ("n_q", "n_k", "indptr", "indices")}
 
     @classmethod
     def of_partners(cls, partners: np.ndarray, n_k: int) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar, TypeVar
 
 from redblue.base.errors import RedblueError
@@ -29,6 +30,11 @@ class Rule(ABC):
     def parts(self) -> tuple[Rule, ...]:
         """The rules that this rule is composed of; () for a simple rule."""
         return ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields without the cached properties, so that pickles and hashes of pickles are those of the value."""
+        own: Any = self  # every rule that is pickled by its state is a dataclass
+        return {field.name: getattr(self, field.name) for field in fields(own)}
 
     def __copy__(self) -> Rule:
         return self  # a value never changes
