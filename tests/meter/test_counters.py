@@ -83,7 +83,10 @@ output = sys.argv[sys.argv.index("-o") + 1]
 orders, answers = sys.argv[sys.argv.index("--control") + 1].removeprefix("fifo:").split(",")
 log = []
 def end(*_):
-    open(output, "w").write({written!r}); open({log!r}, "w").write(" ".join(log)); os._exit(0)
+    text = {written!r}
+    if os.environ.get("LC_ALL") != "C":  # a perf in the user's language
+        text = re.sub(r"(?m)^(\\d+)\\.", r"\\1,", text)
+    open(output, "w").write(text); open({log!r}, "w").write(" ".join(log)); os._exit(0)
 signal.signal(signal.SIGINT, end)
 with open(orders) as asked, open(answers, "w") as answer:
     for line in asked:
@@ -128,6 +131,13 @@ def test_a_problem_and_a_callable_are_counted(fake):
     assert of_callable.measured_words == (of_callable.bytes_read + of_callable.bytes_written) / 8
     with pytest.raises(RedblueError, match="on this CPU L1d/L2, L2/L3 can be measured, got boundary 'L9'"):
         rb.measure(problem, using="counters", boundary="L9")
+
+
+def test_numbers_do_not_depend_on_the_users_language(fake, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    fake()
+    formula = Formula("L3/DRAM", ("uncore_imc_0/cas_count_read/",), ("uncore_imc_0/cas_count_write/",))
+    assert counters.count(lambda: None, formula) == (3.5 * 2**20, 1.25 * 2**20)
 
 
 @pytest.mark.parametrize(

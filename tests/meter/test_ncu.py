@@ -83,7 +83,7 @@ def fake(tmp_path, monkeypatch):
         path = tmp_path / "ncu"
         path.write_text(
             '#!/bin/sh\n[ "$1" = --version ] && echo "Version 2025.1.0.0 (build 1)" && exit\n'
-            f'echo "$@" > {tmp_path}/arguments\n'
+            f'echo "$@" > {tmp_path}/arguments; echo "$LC_ALL" > {tmp_path}/locale\n'
             f'while read -r l; do echo "$l"; done < {tmp_path}/output\nexit {status}\n'
         )
         path.chmod(0o755)
@@ -93,13 +93,15 @@ def fake(tmp_path, monkeypatch):
     return put
 
 
-def test_a_callable_under_ncu(fake):
+def test_a_callable_under_ncu(fake, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")  # where ncu would print a decimal comma
     folder = fake(OUTPUT)
     measurement = rb.measure_callable("json:dumps", [1], using="ncu", boundary="L2/DRAM")
     assert (measurement.bytes_read, measurement.bytes_written) == (1_050_076, 2_048)
     assert (measurement.kernel, measurement.tool, measurement.boundary) == ("json:dumps", "ncu 2025.1.0.0", "L2/DRAM")
     arguments = (folder / "arguments").read_text()
     assert "--profile-from-start off" in arguments
+    assert (folder / "locale").read_text() == "C\n"
     assert "dram__bytes_read.sum,dram__bytes_write.sum" in arguments
     with pytest.raises(RedblueError, match=r"ncu measures registers/shared memory, .*; got boundary 'L7'"):
         rb.measure_callable("json:dumps", [1], using="ncu", boundary="L7")

@@ -23,6 +23,7 @@ from typing import IO
 
 from redblue.base.errors import RedblueError
 from redblue.catalogue.detect import detect_cpu
+from redblue.meter import processes
 
 DEVICES = Path("/sys/bus/event_source/devices")
 CPUINFO = Path("/proc/cpuinfo")
@@ -165,11 +166,12 @@ def count(call: Callable[[], object], formula: Formula, repeats: int = 1) -> tup
         events = ",".join((*formula.reads, *formula.writes))
         command = [perf, "stat", "-x;", "-o", str(output), "-e", events, "-D", "-1", "--control"]
         command += [f"fifo:{control},{answer}", *scope]
+        env = processes.in_c_locale(os.environ)
         with (
             # Open for reading and writing: opening a pipe in one direction would block forever if perf has failed
             open(control, "r+b", buffering=0) as orders,
             open(answer, "r+b", buffering=0) as answers,
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child,
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as child,
         ):
             try:
                 _order(child, orders, answers, b"enable\n")

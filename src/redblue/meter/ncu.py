@@ -93,7 +93,7 @@ def csv_of(command: Sequence[str], boundaries: Sequence[str], env: Mapping[str, 
     path = find()
     metrics = ",".join(name for boundary in boundaries for side in METRICS[boundary] for name in side)
     options = ["--csv", "--print-units", "base", "--profile-from-start", "off", "--clock-control", "none"]
-    return processes.run([path, *options, "--metrics", metrics, *command], env)
+    return processes.run([path, *options, "--metrics", metrics, *command], processes.in_c_locale(env))
 
 
 def read_each(

@@ -6,6 +6,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 
+def in_c_locale(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a program prints numbers with a decimal point, whatever the user's language."""
+    return {**env, "LC_ALL": "C"}
+
+
 def run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str, str]:
     """Run a command; return its exit status, standard output and standard error. An interrupt ends the command."""
     pipe = subprocess.PIPE
