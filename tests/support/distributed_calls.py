@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import redblue as rb
 from redblue import distributed
+from redblue.distributed import background
 
 N, HEADS, D, D_V = 37, 4, 8, 5
 MASKS = {
@@ -250,6 +251,28 @@ def long_error():
     q, options = torch.ones(1, 1, 2, 4), {"é" * 3000: 1} if dist.get_rank() else {}
     with pytest.raises((rb.RedblueError, TypeError), match="éééé"):
         distributed.attention(q, q, q, **options)
+
+
+def other_backends():
+    """Groups whose backends are given by device, or not at all, wait in the background, too. Returns their names."""
+    right, starts, names = background.Background.start, [], []
+
+    def start(self, function):
+        starts.append(function)
+        return right(self, function)
+
+    for backend in ("cpu:gloo", None):
+        group = dist.new_group(backend=backend)
+        names.append(dist.get_backend(group))
+        parts = [distributed.shard(x, group=group) for x in whole(2)[:3]]
+        background.Background.start = start
+        try:
+            starts.clear()
+            distributed.attention(*parts, group=group)
+            assert len(starts) >= 4
+        finally:
+            background.Background.start = right
+    return names
 
 
 def leaving_tensors():

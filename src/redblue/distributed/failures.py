@@ -16,12 +16,14 @@ from concurrent import futures
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from redblue.base.errors import RedblueError
 from redblue.distributed.background import Background
+from redblue.distributed.groups import waits_on_host
 
 TICK_SECONDS = 0.5  # between readings of the notes, during a wait
 GRACE_SECONDS = 1.0  # time limit for an answer of the store
@@ -51,14 +53,14 @@ class Failures:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.prefix = f"redblue/{getattr(group, 'group_name', '')}"
-        self.on_host = dist.get_backend(group) == "gloo"  # other backends' waits order streams, and return at once
+        self.group = group
         self.host = _rank_of_store(group)
         self.known: dict[int, int] = {}  # the rank that each rank waited for when this process last read the notes
 
-    def wait(self, work: Any, rank: int) -> None:
-        """Wait for a message from or to a rank. Raises ProcessFailed, which names the rank that failed."""
+    def wait(self, work: Any, rank: int, device: torch.device) -> None:
+        """Wait for a message on a device from or to a rank. Raises ProcessFailed, which names the rank that failed."""
         with self.named(rank):
-            if not self.on_host:
+            if not waits_on_host(self.group, device):
                 work.wait()
                 return
             waiting = _local.waits.start(work.wait)

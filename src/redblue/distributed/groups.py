@@ -1,10 +1,12 @@
-"""Conversion of a user's `group` argument to a process group."""
+"""Process groups: conversion of a user's `group` argument, and the devices of a group's messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from redblue.base.errors import RedblueError
 
@@ -22,3 +24,21 @@ def group_of(group: Any) -> dist.ProcessGroup:
             raise RedblueError(f"group must be a mesh of one dimension, got {group.ndim}: take one with mesh['name']")
         return group.get_group()
     raise RedblueError(f"group must be a process group or a DeviceMesh, got {type(group).__name__}")
+
+
+def device_of(group: dist.ProcessGroup, x: Any) -> torch.device:
+    """The device of the messages before a call: the CPU if the group serves it, else that of the argument x.
+
+    All processes of a group choose the same type, also those whose x is no tensor.
+    """
+    kinds = [device.type for device in group._device_types]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    if isinstance(x, Tensor) and x.device.type in kinds:
+        return x.device
+    return group.bound_device_id or torch.device(kinds[0])
+
+
+def waits_on_host(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether a wait for a message blocks this thread. Waits of other backends order streams, and return at once."""
+    return device.type == "cpu" or group._get_backend(device).name() == "gloo"

@@ -31,4 +31,4 @@ def swap(
     # Some backends return one work for the whole batch
     waited = zip(ranks, works, strict=True) if len(works) == len(ranks) else [(ranks[0], work) for work in works]
     for rank, work in waited:
-        failures.wait(work, rank)
+        failures.wait(work, rank, tensors[0].device)

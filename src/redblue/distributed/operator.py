@@ -16,7 +16,7 @@ from redblue.distributed.arguments import STATIONARY, Call, checked_call, mask_o
 from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.dtensors import from_local, is_distributed
 from redblue.distributed.failures import Failures
-from redblue.distributed.groups import group_of
+from redblue.distributed.groups import device_of, group_of
 from redblue.distributed.operations import Operations
 from redblue.distributed.process import Process
 from redblue.kernels.options import DistributedArguments, Options
@@ -80,8 +80,7 @@ def attention(
     except Exception as error:  # report it to the other processes, too
         own = RedblueError(f"{type(error).__name__}: {error}")
         own.__cause__ = error
-    device = q.device if isinstance(q, Tensor) and not is_distributed(q) else torch.device("cpu")
-    shards = agree(own, processes, device, failures)
+    shards = agree(own, processes, device_of(processes, q), failures)
     layout = _layout(call, shards, dist.get_world_size(processes))
     q, k, v = call.tensors
     if layout is None:

@@ -103,7 +103,7 @@ class Process(Network):
         """A block; waits until it has arrived."""
         if name in self.arriving:
             work, source = self.arriving.pop(name)
-            self.failures.wait(work, source)
+            self.failures.wait(work, source, self.tensors[name].device)
         return self.tensors[name]
 
     def apply(
@@ -132,5 +132,5 @@ class Process(Network):
             self._wait_until_sent(self.leaving.popleft())
 
     def _wait_until_sent(self, messages: Sequence[tuple[Work, int, Tensor]]) -> None:
-        for work, target, _ in messages:
-            self.failures.wait(work, target)
+        for work, target, tensor in messages:
+            self.failures.wait(work, target, tensor.device)

@@ -14,7 +14,7 @@ from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import TAG, Shard, agree, digest_of_placement
 from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.failures import Failures
-from redblue.distributed.groups import group_of
+from redblue.distributed.groups import device_of, group_of
 from redblue.distributed.messages import swap
 from redblue.masks import Mask
 from redblue.schedules.network import Placement, placement_of
@@ -54,9 +54,8 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
         call = Shard(x.shape[dim], 0, None, _shared(x, dim, placement))
     except RedblueError as error:
         call = error
-    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
     failures = Failures(own)
-    shards = agree(call, own, device, failures)
+    shards = agree(call, own, device_of(own, x), failures)
     lengths = [shard.queries for shard in shards]
     placed = placement_of(placement, sum(lengths), len(lengths))
     if lengths != list(placed.lengths):
