@@ -174,6 +174,55 @@ def test_a_change_of_what_mask_mod_reads_is_seen(kind):
         table.copy_(old)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
+def test_a_change_of_an_inference_tensor_is_seen(dtype, monkeypatch):
+    """Inference tensors have no version that counts their changes."""
+    read, conversions = block_masks.read, []
+    monkeypatch.setattr(block_masks, "read", lambda *a: conversions.append(True) or read(*a))
+    call = tensors(100, 100)
+    with torch.inference_mode():
+        table, width = torch.zeros(100, dtype=dtype), torch.tensor(100)
+    for x in (table, width):
+        assert x.is_inference()
+    block_mask = flex.create_block_mask(
+        lambda b, h, i, j: (table[i] == table[j]) & (i - j < width), None, None, 100, 100, device="cpu"
+    )
+    before = rb.flex_attention(*call, block_mask=block_mask)
+    rb.flex_attention(*call, block_mask=block_mask)
+    assert len(conversions) == 1
+    for change in (lambda: table[50:].fill_(1), lambda: width.fill_(9)):
+        with torch.inference_mode():
+            change()
+        after = rb.flex_attention(*call, block_mask=block_mask)
+        rows = torch.arange(100)
+        allowed = (table[:, None] == table[None]) & (rows[:, None] - rows < width)
+        torch.testing.assert_close(after, rb.attention(*call, mask=rb.Mask.from_dense(allowed.numpy())))
+        assert (after - before).abs().max() > 0.01
+        before = after
+    assert len(conversions) == 3
+    monkeypatch.setattr(block_masks, "_content_of", lambda x: block_masks._UNREAD)  # as during the capture of a graph
+    rb.flex_attention(*call, block_mask=block_mask)
+    assert len(conversions) == 3
+
+
+def test_contents_of_any_layout_are_read():
+    with torch.inference_mode():
+        whole = torch.randn(3, 4, dtype=torch.complex64)
+        for x in (
+            whole,
+            whole.T,
+            whole[:, ::2],
+            whole.conj(),
+            whole[0, 0],
+            whole[:0],
+            whole[0, :1].expand(3),
+            whole[0, 0].expand(1),
+        ):
+            assert block_masks._content_of(x) == x.resolve_conj().numpy().tobytes()
+        sparse = torch.eye(3).to_sparse()
+        assert block_masks._content_of(sparse) != block_masks._content_of(sparse)
+
+
 def reading(kind, table):
     if kind == "a global":
         return lambda b, h, i, j: DOCUMENT[i] == DOCUMENT[j]

@@ -81,7 +81,7 @@ def _state(block_mask: Any) -> list[Any]:
 
 
 def _leaves(x: Any, names: set[str], visited: dict[int, Any]) -> Iterator[Any]:
-    """Yield the tensors in a value, each followed by its version, and all other values that cannot change.
+    """Yield the tensors in a value, each followed by its version or content, and all other values that cannot change.
 
     names: the attributes that functions read, a set that this function extends; other attributes are ignored.
     visited: the visited values, by their ids.
@@ -94,7 +94,7 @@ def _leaves(x: Any, names: set[str], visited: dict[int, Any]) -> Iterator[Any]:
     visited[id(x)] = x
     if isinstance(x, Tensor):
         yield x
-        yield None if x.is_inference() else x._version
+        yield _content_of(x) if x.is_inference() else x._version
     elif isinstance(x, np.ndarray):
         yield from (x.shape, str(x.dtype), x.tobytes())
     else:
@@ -102,6 +102,19 @@ def _leaves(x: Any, names: set[str], visited: dict[int, Any]) -> Iterator[Any]:
         yield x.__code__ if inspect.isfunction(x) else _Same(x) if _is_opaque(x) else weakref.ref(type(x))
         for part in _parts(x, names):
             yield from _leaves(part, names, visited)
+
+
+def _content_of(x: Tensor) -> Any:
+    """The content of an inference tensor, which has no version; an object equal only to itself if it cannot be read."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _UNREAD
+    if x.layout != torch.strided or x.device.type not in ("cpu", "cuda"):
+        return object()
+    copy = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+    return copy.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+_UNREAD = object()  # content during the capture of a CUDA graph, which cannot read it; it counts as unchanged
 
 
 class _Same:
@@ -198,6 +211,8 @@ def _content(cell: Any) -> Any:
 
 def _is_same(old: list[Any], new: list[Any]) -> bool:
     return len(old) == len(new) and all(
-        x is y or (not isinstance(x, Tensor) and not isinstance(y, Tensor) and type(x) is type(y) and x == y)
+        x is y
+        or y is _UNREAD
+        or (not isinstance(x, Tensor) and not isinstance(y, Tensor) and type(x) is type(y) and x == y)
         for x, y in zip(old, new, strict=True)
     )
