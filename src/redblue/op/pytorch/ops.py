@@ -7,6 +7,7 @@ take the options as one record.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
@@ -123,31 +124,39 @@ def _on_gpu(direction: str, *arguments: Any) -> Any:
         return getattr(gpu_kernels(), direction)(*arguments)
 
 
-_substitute: Any = None
+class _Substitute(threading.local):
+    """The object whose functions compute calls on CPU tensors, for each thread."""
+
+    current: Any = None
+
+
+_substitute = _Substitute()
 
 
 @contextmanager
 def substituted(by: Any) -> Iterator[None]:
-    """A context in which `by.forward` and `by.backward` compute calls on CPU tensors; None: use the CPU's kernels."""
-    global _substitute
-    before, _substitute = _substitute, by
+    """A context in which `by.forward` and `by.backward` compute this thread's calls on CPU tensors.
+
+    None: use the CPU's kernels.
+    """
+    before, _substitute.current = _substitute.current, by
     try:
         yield
     finally:
-        _substitute = before
+        _substitute.current = before
 
 
 def substitute() -> Any:
-    """The object whose functions compute calls on CPU tensors at present; None for the CPU's kernels."""
-    return _substitute
+    """The object whose functions compute this thread's calls on CPU tensors; None for the CPU's kernels."""
+    return _substitute.current
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of each row."""
     if q.is_cuda:
         return _on_gpu("forward", q, k, v, options)
-    if _substitute is not None:
-        return _substitute.forward(q, k, v, options)
+    if _substitute.current is not None:
+        return _substitute.current.forward(q, k, v, options)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     layout = call.out[layout_index(q)]
     out = q.new_empty_strided(*layout)
@@ -179,8 +188,8 @@ def backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, the row sums of dout * out minus dlse."""
-    if _substitute is not None:
-        return _substitute.backward(dout, dlse, q, k, v, out, lse, options, bias_grad)
+    if _substitute.current is not None:
+        return _substitute.current.backward(dout, dlse, q, k, v, out, lse, options, bias_grad)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     check_outputs(call, dout, dlse, out, lse)
     dq, dk, dv = (x.new_empty_strided(*two[layout_index(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
