@@ -218,6 +218,22 @@ def test_commands_keep_files_and_devices(tmp_path, monkeypatch):
     assert pebble.read_game(tmp_path / "notes.txt").red == 2
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc here")
+def test_only_open_files_of_this_process_go_by_number(tmp_path):
+    with (tmp_path / "own").open("w") as own, (tmp_path / "others").open("w") as others:
+        for name in (f"/dev/fd/{own.fileno()}", f"/proc/self/fd/{own.fileno()}", f"/proc/{os.getpid()}/fd/1"):
+            assert check_target(name, (".csv",), force=False).stream == int(name.split("/")[-1])
+        with subprocess.Popen(["sleep", "60"], stdout=others) as other:
+            try:
+                name = f"/proc/{other.pid}/fd/1"
+                with pytest.raises(RedblueError, match=r"its name must end in \.csv"):
+                    check_target(name, (".csv",), force=True)
+                target = check_target(name, ("",), force=True)
+                assert (target.stream, target.path) == (None, tmp_path / "others")
+            finally:
+                other.kill()
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_standard_output_gets_the_file_and_nothing_else(name, tmp_path):
     with open(tmp_path / "game.jsonl", "w") as file:  # a redirection of the shell

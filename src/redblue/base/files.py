@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from redblue.base.errors import RedblueError
 
-OPEN_FILES = re.compile(r"/proc/\d+(/task/\d+)?/fd|/dev/fd")  # folders of a process's open files
+OPEN_FILES = re.compile(r"(/proc/\d+)(/task/\d+)?/fd|/dev/fd")  # folders of a process's open files
 STANDARD_OUTPUT = 1
 DRAFTS = ".redblue-"  # how the name of a folder of drafts begins
 
@@ -153,12 +153,17 @@ def _open_file(path: Path) -> int | None:
     if str(path) == "-":
         return STANDARD_OUTPUT
     for _ in range(40):  # links in a row, as many as Linux follows
-        if OPEN_FILES.fullmatch(str(path.parent.resolve())) and path.name.isdecimal():
+        if path.name.isdecimal() and _is_own(OPEN_FILES.fullmatch(str(path.parent.resolve()))):
             return int(path.name)
         if not path.is_symlink():
             return None
         path = path.parent / os.readlink(path)
     return None
+
+
+def _is_own(folder: re.Match[str] | None) -> bool:
+    """Whether a folder of open files, matched by OPEN_FILES, is this process's own; None: no such folder."""
+    return folder is not None and folder[1] in (None, os.path.realpath("/proc/self"))
 
 
 def _opened(stream: int | Path) -> BinaryIO:
