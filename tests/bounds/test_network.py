@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from redblue import Mask, Problem, RedblueError
 from redblue.bounds import network_bound, network_bounds
 from redblue.bounds.network_curves import Curve
+from redblue.bounds.table import _texts
 from support.examples import examples, thorough
 from support.spaces import problems
 
@@ -229,6 +231,23 @@ def test_phases_deduct_every_output_that_one_process_may_hold():
     of = {shares: network_bounds(problem, 128, words, shares=shares) for shares in ("tokens", "balanced")}
     tokens, balanced = (next(bound for bound in bounds if bound.name == "phases") for bounds in of.values())
     assert balanced.both_words < tokens.both_words
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("d", "d_v"), [(4, 2), (4, 16), (16, 16)])
+def test_phases_have_a_whole_number_of_charges(d, d_v, direction):
+    """With homes "any", the crossing words are at most max over whole L of (L (Z/G - P) - O) / 2."""
+    problem, memory, world = Problem(64, 64, d, d_v, direction=direction), 128, 64
+    outputs = 64 * d_v if direction == "forward" else 64 * (2 * d + d_v)
+    most = Fraction(0)
+    for row in _texts(direction):
+        xi, xi_v, gain = (Fraction(row[name]) for name in ("xi", "xi_v", "gain"))
+        reach = math.floor(min(d**2 / xi**2, d_v**2 / xi_v**2))
+        if reach > memory:
+            most = max(most, (reach - memory) * (64**2 / (gain * reach) - world) - outputs)
+    bounds = network_bounds(problem, world, memory, shares="any")
+    phases = next(bound for bound in bounds if bound.name == "phases")
+    assert phases.words == math.ceil(most / 2)
 
 
 @examples(60)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from redblue.base.arguments import checked_arguments
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
@@ -266,9 +268,9 @@ def _phases(case: Case, words: int, text: str) -> NetworkBound:
         "any": outputs,
     }[case.shares]
     xi, xi_v, gain = certified(p.direction)
-    reach = ((p.d / xi) ** 2).clip(max=(p.d_v / xi_v) ** 2)
+    reach = np.floor(np.minimum((p.d / xi) ** 2, (p.d_v / xi_v) ** 2))  # a phase has a whole number of charges
     usable = reach > words
-    charges = (reach - words) * (case.pairs / (gain * reach) - world)
+    charges = (reach - words) * (case.pairs / (gain * np.maximum(reach, 1)) - world)
     total = max(0.0, float(charges[usable].max(initial=0.0)) - outputs) * (world > 1)
     # phase_loads adds M, because its cache starts empty. A process may start with M words, so M is subtracted again.
     charges_alone = phase_loads(p.direction, p.d, p.d_v, words, case.pairs // world) - words
