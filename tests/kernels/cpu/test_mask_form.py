@@ -58,3 +58,20 @@ def test_no_queries_and_several_planes(lengths):
     assert dq.shape == q.shape
     assert not dk.any()
     assert not dv.any()
+
+
+def test_a_gradient_of_a_bias_is_refused_where_pairs_and_tiles_round_scores_too_differently():
+    torch = pytest.importorskip("torch")
+    mask = Mask.from_dense(RNG.random((64, 64)) < 0.1)
+    k, v = (torch.from_numpy(RNG.standard_normal((1, 64, 8)).astype(np.float32)) for _ in range(2))
+
+    def gradients(size, schedule):
+        q, bias = size * torch.ones(1, 64, 8, requires_grad=True), torch.zeros(64, 64, requires_grad=True)
+        out = rb.attention(q, k, v, mask=mask, bias=bias, schedule=schedule)
+        return torch.autograd.grad(out.sum(), (q, bias))
+
+    for ours, expected in zip(gradients(1.0, "gather"), gradients(1.0, "flash"), strict=True):
+        torch.testing.assert_close(ours, expected)
+    gradients(1e4, "flash")
+    with pytest.raises(rb.RedblueError, match=r'no gradient of a bias for scores this large.* give schedule="flash"'):
+        gradients(1e4, "gather")

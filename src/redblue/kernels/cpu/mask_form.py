@@ -51,8 +51,13 @@ def attended(
 
     schedule: "flash" takes tiles, "gather" pairs, "auto" the cheaper of the two. A bias's gradient is always summed
     tile by tile. lse: the forward result, for backward. Where it is large, "auto" takes the form that forward took,
-    because both passes must round scores alike.
+    because both passes must round scores alike. Where it is large, "gather" is refused with a bias's gradient.
     """
+    if schedule == "gather" and bias_gradient and lse is not None and _is_large(lse):
+        raise RedblueError(
+            'schedule="gather" has no gradient of a bias for scores this large, because the gradient is summed in '
+            'tiles, which round scores unlike gathered pairs: give schedule="flash"'
+        )
     if schedule == "gather" and not bias_gradient:
         mask = Mask.full() if mask is None else mask
         check_lead(mask, sizes)
