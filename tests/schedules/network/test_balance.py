@@ -45,6 +45,15 @@ def test_pairs_and_missing_keys_are_those_of_the_dense_mask(case, name, seed):
     assert balanced.share == pytest.approx(most * world / attends.sum() if attends.any() else 1)
 
 
+def test_missing_keys_of_an_intersection_are_those_of_the_dense_mask():
+    """Keys that rows of a range attend in each part of the intersection, but no row attends in both."""
+    mask, n = Mask.documents([8] * 8) & ~Mask.sliding_window(3, 3), 64
+    placement = Placement("uneven", (np.arange(5, 21), np.append(np.arange(5), np.arange(21, 64))))
+    attends = mask.to_dense(n, n)
+    for own, missing in zip(placement.positions, balance(mask, n, placement, 2).missing_keys, strict=True):
+        assert missing == np.delete(attends[own].any(axis=0), own).sum()
+
+
 @examples(100)
 @given(case=sizes_and_masks())
 def test_the_best_placement_is_within_the_tolerance_of_every_other_and_holds_every_token_once(case):

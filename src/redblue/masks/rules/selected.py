@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from redblue.masks.rules.arrays import Csr
 from redblue.masks.rules.bands import Window
 from redblue.masks.rules.rule import Rule, Sizes, check_sizes
 from redblue.masks.rules.stack import Stack, planes
+
+ROWS = 1 << 16  # rows whose runs of keys are computed at once
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,29 @@ def _shifted(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: i
 
 
 def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.ndarray:
-    """The keys that some of `queries` attend, ascending; a superset of them where a pattern is not exact."""
+    """The keys that some of `queries` attend, ascending.
+
+    The result is a superset of them for a mask whose outer sets of single rows are not exact, such as the complement of
+    an n:m pattern.
+    """
     if not len(queries):
         return np.zeros(0, np.int64)
     first = queries[np.flatnonzero(np.diff(queries, prepend=-2) > 1)]
     stop = queries[np.flatnonzero(np.diff(queries, append=queries[-1] + 2) > 1)] + 1
     live = np.zeros(n_k + 1, np.int64)
     for plane in planes(rule)[0]:
-        edges = plane.pattern(n_q, n_k).outer(first, stop) % (n_k + 1)
-        live += np.bincount(edges[::2], minlength=n_k + 1) - np.bincount(edges[1::2], minlength=n_k + 1)
+        pattern = plane.pattern(n_q, n_k)
+        # The outer set of several rows may be too large, such as that of an intersection. That of one row is the smallest known.
+        ranges = [(first, stop)] if pattern.exact[0] else [(rows, rows + 1) for rows in _chunks(queries)]
+        for each in ranges:
+            edges = pattern.outer(*each) % (n_k + 1)
+            live += np.bincount(edges[::2], minlength=n_k + 1) - np.bincount(edges[1::2], minlength=n_k + 1)
     return np.flatnonzero(np.cumsum(live[:-1]) > 0)
+
+
+def _chunks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows in parts of ROWS, so that the runs of keys of all rows are never in memory at once."""
+    return (rows[i : i + ROWS] for i in range(0, len(rows), ROWS))
 
 
 def attending_queries(rule: Rule, queries: np.ndarray, keys: np.ndarray, n_q: int, n_k: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Balance of a mask's pairs over processes: the pairs and the missing keys of each process, and the best placement.
 
 A process computes the rows of its own tokens. It must receive the keys that its rows attend and that it does not
-hold: no schedule that leaves rows in place moves fewer keys.
+hold: no schedule that leaves rows in place moves fewer keys. For a mask whose outer sets of single rows are not exact,
+such as the complement of an n:m pattern, the count of missing keys may be too large.
 """
 
 from __future__ import annotations
