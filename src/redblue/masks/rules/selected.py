@@ -93,7 +93,7 @@ def attended_keys(rule: Rule, queries: np.ndarray, n_q: int, n_k: int) -> np.nda
     live = np.zeros(n_k + 1, np.int64)
     for plane in planes(rule)[0]:
         pattern = plane.pattern(n_q, n_k)
-        # The outer set of several rows may be too large, such as that of an intersection. That of one row is the smallest known.
+        # The outer set of several rows may be too large, such as that of an intersection, so single rows are used.
         ranges = [(first, stop)] if pattern.exact[0] else [(rows, rows + 1) for rows in _chunks(queries)]
         for each in ranges:
             edges = pattern.outer(*each) % (n_k + 1)
