@@ -13,7 +13,7 @@ from redblue.base.dtypes import DTYPE_CODES, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described, element_strides
-from redblue.kernels.cpu.mask_form import attended, per_head
+from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart, per_head
 from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked
 from redblue.kernels.positions import check_places, packed
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu
@@ -219,6 +219,10 @@ class NumpyCall:
                     x[...] = 0
             return
         lse = np.ascontiguousarray(lse, self.sum_dtype)
+        if dbias is not None and self._bias_gradient_is_apart(lse):
+            self.backward_into(dout, out, lse, dlse, gradients._replace(dbias=None))
+            others = (np.empty_like(x) for x in gradients[:4])
+            gradients = GradientArrays(*others, dbias)
         arguments = self.arguments("backward", lse, dbias is not None)
         if dlse is not None:
             dlse = np.ascontiguousarray(dlse, self.sum_dtype)
@@ -231,6 +235,9 @@ class NumpyCall:
         *results, delta, _ = gradients
         arrays = self.q, self.k, self.v, out, lse[..., None], dout, *results, delta[..., None]
         cpu.backward(self.sizes, self.dtype, *(described(x) for x in arrays), **arguments)
+
+    def _bias_gradient_is_apart(self, lse: np.ndarray) -> bool:
+        return bias_gradient_is_apart(self.options.mask, self.sizes, self.dtype, self.options.schedule, lse)
 
     def _check_outputs(self, dout: np.ndarray, out: np.ndarray, lse: np.ndarray, dlse: np.ndarray | None) -> None:
         """Raise RedblueError unless these have the shapes and types of the outputs and of their gradients."""

@@ -60,18 +60,22 @@ def test_no_queries_and_several_planes(lengths):
     assert not dv.any()
 
 
-def test_a_gradient_of_a_bias_is_refused_where_pairs_and_tiles_round_scores_too_differently():
+@pytest.mark.parametrize("schedule", ["auto", "gather"])
+def test_gradients_beside_that_of_a_bias_round_as_the_forward_pass_does(schedule):
+    """At scores of 1e4, pairs and tiles round P so differently that dQ would be off by more than its own size."""
     torch = pytest.importorskip("torch")
-    mask = Mask.from_dense(RNG.random((64, 64)) < 0.1)
-    k, v = (torch.from_numpy(RNG.standard_normal((1, 64, 8)).astype(np.float32)) for _ in range(2))
+    n, d = 512, 64
+    mask = Mask.from_dense((RNG.random((n, n)) < 0.004) | np.eye(n, dtype=bool))
+    noise, v, dout = (torch.from_numpy(RNG.standard_normal((1, n, d)).astype(np.float32)) for _ in range(3))
+    k, q = 1 + 1e-3 * noise, torch.full((1, n, d), 1e4 / d**0.5)
 
-    def gradients(size, schedule):
-        q, bias = size * torch.ones(1, 64, 8, requires_grad=True), torch.zeros(64, 64, requires_grad=True)
-        out = rb.attention(q, k, v, mask=mask, bias=bias, schedule=schedule)
-        return torch.autograd.grad(out.sum(), (q, bias))
+    def gradients(dtype, schedule):
+        x = [t.detach().to(dtype).requires_grad_() for t in (q, k, v, torch.zeros(n, n))]
+        out = rb.attention(*x[:3], mask=mask, bias=x[3], schedule=schedule)
+        return torch.autograd.grad(out, x, dout.to(dtype))
 
-    for ours, expected in zip(gradients(1.0, "gather"), gradients(1.0, "flash"), strict=True):
-        torch.testing.assert_close(ours, expected)
-    gradients(1e4, "flash")
-    with pytest.raises(rb.RedblueError, match=r'no gradient of a bias for scores this large.* give schedule="flash"'):
-        gradients(1e4, "gather")
+    right = gradients(torch.float64, "flash")
+    tiles, ours = gradients(torch.float32, "flash"), gradients(torch.float32, schedule)
+    for name, a, b, c in zip(("q", "k", "v", "bias"), right, tiles, ours, strict=True):
+        error, error_of_tiles = ((x - a).norm() / a.norm() for x in (c, b))
+        assert error <= max(4 * error_of_tiles, 1e-4), name

@@ -51,13 +51,8 @@ def attended(
 
     schedule: "flash" takes tiles, "gather" pairs, "auto" the cheaper of the two. A bias's gradient is always summed
     tile by tile. lse: the forward result, for backward. Where it is large, "auto" takes the form that forward took,
-    because both passes must round scores alike. Where it is large, "gather" is refused with a bias's gradient.
+    because both passes must round scores alike.
     """
-    if schedule == "gather" and bias_gradient and lse is not None and _is_large(lse):
-        raise RedblueError(
-            'schedule="gather" has no gradient of a bias for scores this large, because the gradient is summed in '
-            'tiles, which round scores unlike gathered pairs: give schedule="flash"'
-        )
     if schedule == "gather" and not bias_gradient:
         mask = Mask.full() if mask is None else mask
         check_lead(mask, sizes)
@@ -76,6 +71,19 @@ def attended(
         if pairs:
             return in_pairs(mask, sizes)
     return in_tiles(mask, sizes, lanes, bias_gradient)
+
+
+def bias_gradient_is_apart(mask: Mask | None, sizes: Sizes, dtype: str, schedule: str, lse: np.ndarray) -> bool:
+    """Whether the gradient of a bias needs a backward pass of its own, in which all other gradients are thrown away.
+
+    It does if forward gathered pairs and lse is large: then tiles round scores too differently for dQ, whose error
+    would exceed dQ itself at scores of 1e4 in float32. The gradient of the bias hardly suffers.
+    """
+    if not _is_large(lse):
+        return False
+    if schedule != "auto" or mask is None or isinstance(mask.rule, Window):
+        return schedule == "gather"
+    return gathers(mask, sizes, cpu.isa().lanes(DTYPE_CODES[dtype]), "forward")
 
 
 def _is_large(lse: np.ndarray) -> bool:

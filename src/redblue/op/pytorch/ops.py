@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.call import Attended, Sizes
-from redblue.kernels.cpu.mask_form import attended
+from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart
 from redblue.kernels.gpu.versions import check_triton
 from redblue.kernels.mask_argument import OPEN, MaskArgument
 from redblue.kernels.options import SCHEMA, Options, check_numbers
@@ -199,8 +199,9 @@ def backward(
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_(), delta
     lse = lse.contiguous()
     arrays = expanded_arrays(options, call, backward=True)
-    arguments = _arguments(call, options, arrays, lse, "bias" in arrays and bias_grad)
-    if "bias" in arrays and bias_grad:
+    bias_grad = bias_grad and "bias" in arrays
+    arguments = _arguments(call, options, arrays, lse, bias_grad)
+    if bias_grad:
         expanded = dbias.expand(arrays["bias"].shape)
         if not expanded.numel():  # no pair, so the kernel would write nothing
             dbias.zero_()
@@ -223,7 +224,16 @@ def backward(
         cpu.Array(delta.data_ptr(), (*delta.stride(), 1)),
         **arguments,
     )
+    if bias_grad and _bias_gradient_is_apart(call, options, lse):
+        dq, dk, dv, _, delta = backward(dout, dlse, q, k, v, out, lse, options, False)
     return dq, dk, dv, dbias, delta
+
+
+def _bias_gradient_is_apart(call: Call, options: Options, lse: Tensor) -> bool:
+    if options.mask is None or not options.mask.name:  # a band, which is never gathered
+        return False
+    mask = mask_named(options.mask.name)
+    return bias_gradient_is_apart(mask, call.sizes, call.dtype, options.schedule, lse.numpy())
 
 
 def _bias_gradient(q: Tensor, call: Call, options: Options, bias_grad: bool) -> Tensor:
