@@ -221,8 +221,8 @@ class NumpyCall:
         lse = np.ascontiguousarray(lse, self.sum_dtype)
         if dbias is not None and self._bias_gradient_is_apart(lse):
             self.backward_into(dout, out, lse, dlse, gradients._replace(dbias=None))
-            others = (np.empty_like(x) for x in gradients[:4])
-            gradients = GradientArrays(*others, dbias)
+            dq, dk, dv, delta = (np.empty_like(x) for x in gradients[:4])
+            gradients = GradientArrays(dq, dk, dv, delta, dbias)
         arguments = self.arguments("backward", lse, dbias is not None)
         if dlse is not None:
             dlse = np.ascontiguousarray(dlse, self.sum_dtype)
