@@ -9,7 +9,7 @@ from redblue.base.errors import RedblueError
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 COMPUTED = ("float64", "float32", "bfloat16", "float16")  # the types that kernels compute in
 DEFAULT_DTYPE = "float16"  # of problems and models that name none
-# By the bytes of a word, its last type in the table: of 16 bits, the type that CPU kernels multiply
+# Maps the bytes of a word to the last type of that size in the table. For 2 bytes, CPU kernels multiply this type.
 DTYPE_OF_BYTES = {size: name for name, size in BYTES_PER_WORD.items()}
 SIXTEEN_BITS = ("bfloat16", "float16")  # the types that the matrix instructions of GPUs multiply
 # The codes of the types in the compiled core: enum Number in cpp/attention/array.h

@@ -47,7 +47,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Sums:
-    """For each word of a value, the result of one reduction that the word depends on.
+    """Return, for each word of a value, the result of one reduction that the word depends on.
 
     row: the row of the reduction that gives this result; NONE if the word depends on no result. start: the node that
     the chain of this sum starts from, or NONE.

@@ -63,7 +63,7 @@ def lowest_parents(graph: Graph) -> np.ndarray:
 
 
 def lateness(graph: Graph, part: np.ndarray) -> np.ndarray:
-    """For each node, minus the length of the longest path that starts at the node and stays in the part, (n,).
+    """Return the negated length of each node's longest path within the part, (n,). The path starts at the node.
 
     part (n,): whether a node belongs to the part.
     """
@@ -160,7 +160,7 @@ def tile_by_tile(graph: Graph, parts: list[np.ndarray], red: int) -> Iterator[tu
 
 
 def grouped(graph: Graph, part: np.ndarray, outputs: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """For each node of the part, the first group that needs the node, (n,).
+    """Return the first group that needs each node of the part, (n,).
 
     outputs: the outputs of the part. group: the group of each output.
     """

@@ -56,8 +56,8 @@ def list_schedules(direction: str | None = None) -> list[str]:
 def covering(problem: AnyProblem) -> list[str]:
     """Return the names of the schedules that are worthwhile for the problem's direction and mask.
 
-    For a full mask, these are all schedules but those for scattered masks. For any other mask, these are all schedules
-    that take a mask.
+    A full mask leaves out the schedules for scattered masks. Any other mask leaves out the schedules that take no
+    mask.
     """
     candidates = ((name, SCHEDULES[name]) for name in list_schedules(problem.direction))
     full = problem.mask.is_full

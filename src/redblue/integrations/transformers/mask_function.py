@@ -39,8 +39,8 @@ def redblue_mask(
 
     The result is a MaskTensor, with two kinds of exceptions:
     - With allow_is_bidirectional_skip, the result is None if every query attends every key.
-    - For a single query, in a graph that is being captured, and for a small mask other than a window, the result is
-      transformers' own mask for "sdpa": a plain tensor or None. Models that support floating masks only get the mask
+    - The result is transformers' own mask for "sdpa", a plain tensor or None, if there is a single query, if a graph is
+      being captured, or if a small mask is no window. Models that support floating masks only get the mask
       for "eager". (A single query, which is a step of generation, needs only one number per key. Making the rule of a
       small mask costs more than the rule saves.)
     """

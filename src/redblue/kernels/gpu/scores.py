@@ -29,9 +29,9 @@ STEEP = 1024.0  # with a larger scale, float32 no longer resolves one unit of a 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# By the type of the sums: the initial row maximum, which is finite, so that -inf minus the maximum is not NaN; and the
-# lowest finite bias, which in units of log 2 is finite and above the initial row maximum. A lower finite bias is raised
-# to the lowest one, so that a row whose biases are all finite always attends its keys.
+# LOWEST is the initial row maximum. It is finite, so that -inf minus the maximum is not NaN. LOWEST_BIAS is the lowest
+# finite bias. In units of log 2 it is finite and above LOWEST. Kernels raise a lower finite bias to LOWEST_BIAS, so
+# that a row whose biases are all finite always attends its keys. The constants for float64 sums have their own values.
 LOWEST = tl.constexpr(-3.0e38)
 LOWEST_FLOAT64 = tl.constexpr(-1.7e308)
 LOWEST_BIAS = tl.constexpr(-1.3e38)
