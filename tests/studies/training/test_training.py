@@ -18,7 +18,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.journal import Journal
 from redblue.cli.main import app
 from redblue.studies import experiments
-from redblue.studies.experiments import runner, training, training_tables
+from redblue.studies.experiments import runner, training, training_findings, training_tables
 from redblue.studies.training import checkpoints, corpora, loop, process
 from redblue.studies.training.names import NONE, REDBLUE, SDPA, UNFUSED
 from redblue.studies.training.parts import bert, context, curves, graph, steps, tasks
@@ -317,11 +317,11 @@ def test_times_that_other_times_prove_wrong_are_named():
     curve = [run | {"threads": threads, "seconds": seconds} for threads, seconds in ((0, 3.0), (1, 0.6))]
     step = {"part": "steps", "quick": True, "dtype": "float32", "n": 2048, "load": 1.0, "cores": 2}
     rounds = [step | {"seconds": {SDPA: [1.0, 1.1], REDBLUE: [0.8, last], NONE: [0.5, 0.5]}} for last in (0.9, 1.3)]
-    sentences = training_tables.findings([*curve, *rounds])
+    sentences = training_findings.findings([*curve, *rounds])
     assert any("0.60 s instead of 3.00 s (n 512, fp32)" in line for line in sentences)
     (uneven,) = (line for line in sentences if "differ by more than a factor of 1.5" in line)
     assert uneven.endswith("1.5: `steps`, step, n 2,048, fp32 (redblue: 0.80 to 1.30 s).")
-    sound = training_tables.findings([curve[0], curve[1] | {"seconds": 4.0}, rounds[0]])
+    sound = training_findings.findings([curve[0], curve[1] | {"seconds": 4.0}, rounds[0]])
     assert not any("not usable" in line for line in sound)
 
 
@@ -329,13 +329,13 @@ def test_requirements_hold_for_the_full_sizes_alone():
     seconds = {SDPA: [1.0], REDBLUE: [0.8], NONE: [0.5]}
     row = {"part": "steps", "quick": False, "dtype": "bfloat16", "n": 2048, "batch": 1, "seconds": seconds}
     row |= {"load": 1.0, "cores": 2}
-    sentences = training_tables.findings([row])
+    sentences = training_findings.findings([row])
     assert sentences[0] == "A training step is 1.25 to 1.25 times as fast with `redblue` as with PyTorch SDPA."
     assert sentences[1].startswith("In 1 of 1 cases, the speed-up is below this project's requirement.")
     assert training_tables.attention_speedup(row) == pytest.approx(0.5 / 0.3)
     assert training_tables.attention_needed(row, 1.6) == "4.0"
     assert training_tables.attention_needed(row, 2.0) == "impossible"
-    assert len(training_tables.findings([row | {"quick": True}])) == 1
+    assert len(training_findings.findings([row | {"quick": True}])) == 1
 
 
 def test_bad_calls_are_refused(measured, tmp_path):

@@ -13,7 +13,8 @@ from redblue.base.cpus import usable_cpus
 from redblue.base.errors import RedblueError
 from redblue.studies.experiments.experiment import Experiment, Point, Row
 from redblue.studies.experiments.training_figure import figure
-from redblue.studies.experiments.training_tables import findings, tables
+from redblue.studies.experiments.training_findings import findings
+from redblue.studies.experiments.training_tables import tables
 from redblue.studies.training.names import PARTS
 from redblue.studies.training.process import measure_alone
 
