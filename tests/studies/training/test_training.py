@@ -320,7 +320,7 @@ def test_times_that_other_times_prove_wrong_are_named():
     sentences = training_findings.findings([*curve, *rounds])
     assert any("0.60 s instead of 3.00 s (n 512, fp32)" in line for line in sentences)
     (uneven,) = (line for line in sentences if "differ by more than a factor of 1.5" in line)
-    assert uneven.endswith("1.5: `steps`, step, n 2,048, fp32 (redblue: 0.80 to 1.30 s).")
+    assert uneven.endswith("1.5: `steps`, step, n 2,048, fp32 (contender `redblue`: 0.80 to 1.30 s).")
     sound = training_findings.findings([curve[0], curve[1] | {"seconds": 4.0}, rounds[0]])
     assert not any("not usable" in line for line in sound)
 

@@ -269,8 +269,9 @@ applies to the error only, because the Taylor schedules take no mask.
   the given error for this degree and for every higher degree up to {DEGREES[-1]}. Only even degrees are tried.
 
 **Words.** The words are counted for one head, a full mask, n queries and n keys. A word has 16 bits. The memory
-boundaries are those of all machines of the catalogue, if their capacity is known. The words of a Taylor schedule with
-its best tiles are compared with the fewest words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %.
+boundaries are those of all machines of the catalogue, if their capacity is known. The second table leaves out a
+boundary if no tiles of the Taylor schedule fit in its memory. The words of a Taylor schedule with its best tiles are
+compared with the fewest words of `flash`, `hybrid` and `small_cache`. Lengths are accurate to 1 %.
 
 A Taylor schedule keeps sums over all keys. If these sums fit in the cache, the schedule reads every input once. It then
 moves fewer words as soon as exact attention reads any word twice. If the sums do not fit, r features cost as many words

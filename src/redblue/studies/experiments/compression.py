@@ -198,9 +198,9 @@ def findings(rows: list[Row]) -> list[str]:
         f"{min(row['d'] / row['M'] ** 0.5 for row in below):.0f} √M, Strassen's attention moves fewer words than these "
         f"bounds. At d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, Strassen's attention moves "
         f"{min(lowest['words']) / lowest['standard_bound']:.0%} of the words of these bounds.",
-        f"The bound for any arithmetic holds for {above} of {len(large)} counts of Strassen's attention. At "
-        f"d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, the count is "
-        f"{min(lowest['words']) / lowest['any_bound']:,.0f} times this bound.",
+        f"The bound for any arithmetic holds for Strassen's attention, with the best number of levels, at {above} of "
+        f"{len(large)} head dimensions. At d = {lowest['d'] / lowest['M'] ** 0.5:.0f} √M, Strassen's attention moves "
+        f"{min(lowest['words']) / lowest['any_bound']:,.0f} times the words of this bound.",
     ]
 
 
@@ -228,10 +228,10 @@ words do not depend on the data, as two runs on random inputs confirm. The colum
 - *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly. At most
   {DECODED} phases of a run are decoded, spread evenly. Scores are counted in all phases.
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
-- *Determined*: a lower bound D on the words of any message that determines the scores of the phase, divided by the
-  words of the phase's message, for the decoded phase with the largest ratio. Let s_1 ≥ s_2 ≥ ... be the numbers of the
-  phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. The numbers of scores for each
-  query give a second value in the same way. The larger of the two values is used.
+- *Determined*: any message that determines the scores of a phase has at least D words. The column shows the largest
+  ratio of D to the words of a phase's message, over the decoded phases of the run. Let s_1 ≥ s_2 ≥ ... be the numbers
+  of the phase's scores for each key. Then D = s_1 + ... + s_d + Σ min(s_j, d) over all j > d. The numbers of scores for
+  each query give a second value in the same way. The larger of the two values is used.
 - *Loads / bound*: the bound is that of Theorem 4 for phases of the length that gives the largest bound.
 
 **Strassen's attention** computes Q Kᵀ and P V with Winograd's form of Strassen's multiplication (7 products and 15 sums

@@ -150,9 +150,9 @@ with T_c = n / B_c and B_c keys per block:
 | standard attention | 4 n d + 4 n² | 8 n d + 7 n² |
 | FlashAttention (Algorithms 1 and 4) | 3 n d + 2 n + T_c (3 n d + 4 n) | 7 n d + T_c (5 n d + 2 n) |
 
-redblue's `flash` runs forward in the loop order of FlashAttention-2 (arXiv 2307.08691). Backward, it has two kernels:
-one for dQ, one for dK and dV. FlashAttention-2 itself has one backward kernel, whose blocks add to dQ with atomic
-additions. That kernel is not counted here.
+In the forward pass, redblue's `flash` has the loop order of FlashAttention-2 (arXiv 2307.08691). In the backward pass,
+`flash` has two kernels: one for dQ, and one for dK and dV. FlashAttention-2 itself has one backward kernel, whose
+blocks add to dQ with atomic additions. That kernel is not counted here.
 
 Another version of the paper prints 35.3 GB for standard attention. The traffic that the paper measured may include
 words that the algorithms do not show: cache lines that are read again, intermediate copies of the framework, or 4-byte

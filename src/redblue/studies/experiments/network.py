@@ -257,8 +257,9 @@ In the forward pass, a square mesh meets the bound for one head. In the backward
 bound if it has 3 parts of the rows for every 4 parts of the keys. No grid of the tables has this ratio, so `mesh` moves
 slightly more words than the bound.
 
-With a causal mask, the bound leaves out the pairs above the diagonal only among the tokens that a process holds at the
-start. All other rows and keys of a process count as if every row attended every key. No known schedule divides the
-triangle of attended pairs in this way, so every schedule moves more words than the bound.
+With a causal mask, no pair above the diagonal is computed. The bound uses this fact only for pairs among the tokens
+that a process holds at the start. For all other rows and keys of a process, the bound assumes that every row attends
+every key. No known schedule distributes the attended pairs so that this assumption is true for all processes. So every
+schedule moves more words than the bound.
 """,
 )

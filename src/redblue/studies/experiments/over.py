@@ -126,8 +126,8 @@ def ratio_findings(rows: Sequence[Row]) -> list[str]:
         sentences.append(
             f"In {where}, kernels move {over_counted(low):.2f} to {over_counted(worst):.2f} times the words counted "
             f"for their tiles (median {middle:.2f}). {inside[0]} of {len(measurements)} measurements "
-            f"meet the goal, a ratio of at most {limit}. If the lines that write allocation reads are left out, "
-            f"{inside[1]} measurements meet the goal. The ratio is largest for `{worst['schedule']}` at "
+            f"meet the goal, a ratio of at most {limit}. Without the reads that write allocation adds, {inside[1]} "
+            f"measurements meet the goal. The ratio is largest for `{worst['schedule']}` at "
             f"d = {worst['d']} and M = {worst['M']:,}."
         )
     return sentences

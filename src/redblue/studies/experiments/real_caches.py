@@ -246,8 +246,8 @@ measured.
 The runs are forward passes with a full mask, one head and float32, in one level of write-back LRU cache with lines of
 64 bytes. A store that overwrites a whole line does not read the line first. Tile edges are multiples of {LINE_WORDS}
 words, except the rows of `flash`. All traffic between the cache and the next level is counted, including dead tiles
-that are written back. Of the last five columns of the first two tables, the first is a fully associative cache, and
-the others are layouts of the arrays:
+that are written back. The last five columns of the first two tables are a fully associative cache, and four layouts
+of the arrays in a cache with sets:
 
 - **{FULL}**: a cache with the same capacity and line size, but with one set; rows lie side by side
 {chr(10).join(f"- **{name}**: {text}" for name, text in LAYOUTS.items())}

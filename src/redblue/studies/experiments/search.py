@@ -158,7 +158,8 @@ def findings(rows: list[Row]) -> list[str]:
 EXPERIMENT = Experiment(
     name="search",
     title="Is there a better schedule?",
-    question="Does a search over a family of schedules, or over all games of the smallest sizes, find fewer words?",
+    question="Does a search over a family of schedules, or over all pebble games of the smallest sizes, find fewer "
+    "words?",
     points=points,
     measure=measure,
     figure=figure,

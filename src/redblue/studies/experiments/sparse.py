@@ -209,9 +209,9 @@ schedule with the fewest words.
 - *Masks*: `window:4,3` is a sliding window of 4 keys to the left and 3 to the right. `random:0.1,{BLOCK}` has random
   blocks of {BLOCK} x {BLOCK} pairs with a density of 10 %, and `random:0.1,1` has random pairs. The number after
   `butterfly` is the edge of its blocks. No rule describes random pairs and blocks, so they need an index.
-- *Bound*: the best proved bound for this one mask. It is the largest of three bounds: the compulsory words, the phase
-  bound from the number of the mask's pairs, and the phase bound from the number of pairs that a given number of the
-  mask's rows and columns can cover ([theory](../lab/theory.md), Theorem 5).
+- *Bound*: the best proved bound for this one mask. It is the largest of three bounds: the compulsory words, and two
+  bounds by phases. The first of the two uses only the number of attended pairs. The second uses the largest number of
+  attended pairs in any r rows and c keys ([theory](../lab/theory.md), Theorem 5).
 - *Family's form*: min(Z_in² / M, Z_in √Z_QK / √M), the bound of arXiv 2410.09397, Theorem 4.5, without its constant.
   Z_in is the number of nonzero entries of Q, K and V, and Z_QK the number of nonzero scores. Here, Z_in counts the
   entries of the rows and keys with attended pairs, and Z_QK counts the attended pairs. The theorem is about the worst

@@ -74,10 +74,10 @@ def _unusable_findings(rows: list[Row]) -> list[str]:
         if max(times) > UNEVEN * min(times):
             where = f"`{row['part']}`, {row.get('kind', 'step')}, n {row['n']:,}"
             where += f", {TYPES[row['dtype']]}" if "dtype" in row else ""
-            uneven.append(f"{where} ({name}: {min(times):.2f} to {max(times):.2f} s)")
+            uneven.append(f"{where} (contender `{name}`: {min(times):.2f} to {max(times):.2f} s)")
     if uneven:
         sentences.append(
-            f"These times are not usable, because two rounds of the same attention differ by more than a factor of "
+            f"These times are not usable, because two rounds of the same contender differ by more than a factor of "
             f"{UNEVEN}: {'; '.join(uneven)}."
         )
     return sentences
@@ -182,5 +182,6 @@ def _graph_findings(rows: list[Row]) -> list[str]:
                 f"the peak memory of {name} is {row['peak_bytes'] / mine['peak_bytes']:.1f} times that of `redblue`"
                 for name, row in by_name.items()
             )
-            sentences.append(f"For the {mine['kind']} of {mine['n']:,} tokens, {', and '.join(ratios)}.")
+            data = {"graph": "graph", "documents": "row of documents"}[mine["kind"]]
+            sentences.append(f"For the {data} with n = {mine['n']:,}, {', and '.join(ratios)}.")
     return sentences
