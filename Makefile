@@ -42,7 +42,8 @@ test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all t
 	$(PYTEST)
 
 # Tests for environments whose only peer is PyTorch. Tests that need other peers skip themselves.
-TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py
+TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py \
+	tests/integrations/flash_attn tests/peers/test_flash_attention.py
 OTHER := .venv-torch-$(VERSION)
 
 # .ci/arm unpacks everything into build/arm and installs nothing. UNDER_QEMU leaves out tests that fork (an assertion of
