@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from redblue import Mask
 from redblue.bounds.cover import Cover, cover, exact, kappas, steps_of, upper
-from redblue.bounds.degrees import sides
+from redblue.bounds.degrees import _by_degree, sides
 from redblue.masks.storage.pair_lists import degrees, entries
 from support.examples import examples, thorough
 from support.mask_oracle import compositions
@@ -87,6 +87,18 @@ def test_rows_that_share_little_cover_little():
         assert side.largest(5, 8) == 5 * 8
         assert list(side.common(np.array([1, 2, 30]))) == [q, q + 1, q + 29]
     assert kappas(pairs)(30, 30) <= 30 * np.sqrt(q + 29) < 30 * q
+
+
+@pytest.mark.parametrize("n", [2**27, 2**40, 2**60])
+def test_sums_near_the_square_of_the_length_do_not_hide_a_few_pairs(n):
+    for mask in (Mask.full(), Mask.causal(), Mask.sliding_window(n // 2)):
+        for side in sides(mask.on(n, n)):
+            for r, c in ((1, 1), (3, 5), (2048, 2048), (n, 7)):
+                assert side.largest(r, c) == side.largest(float(r), float(c)) == r * c
+    lopsided = _by_degree(np.array([2**40, 3, 3, 3, 3, 3]), (2**20, 1))  # the sums begin with 0, 2^60
+    assert lopsided.largest(2**20 + 5, 4) == 4 * 2**20 + 15
+    blocks = Mask.blocks(np.eye(4, dtype=bool), 2**31).on(2**33, 2**33)  # 2^64 pairs
+    assert sides(blocks)[0].largest(2**33, 2**33) == 2**64
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ class Side:
     """Degrees and common columns of a mask's rows (or, with the roles exchanged, of its columns).
 
     degrees[s]: the s-th largest distinct degree. counts[s]: the number of rows with one of the s largest degrees.
-    sums[s]: the sum of these rows' degrees. counts and sums begin with 0.
+    sums[s]: the sum of these rows' degrees, as whole numbers, whose differences are exact. counts and sums begin with 0.
     shared[p]: take one row, and a set of lengths[p] rows that contains it. Sum, over the rows of the set, the number of
     columns that a row has in common with the one row. shared[p] is the maximum of this sum. None if unknown.
     """
@@ -36,9 +37,13 @@ class Side:
 
     def largest(self, r: Any, c: Any) -> Any:
         """Return the sum of the r largest min(degree, c): an upper bound of kappa(r, c)."""
-        reach = self.counts[np.searchsorted(-self.degrees, -c, side="right")]  # rows of degree c or more
-        over = np.interp(reach, self.counts, self.sums)
-        return c * np.minimum(r, reach) + np.interp(np.maximum(r, reach), self.counts, self.sums) - over
+        longer = np.searchsorted(-self.degrees, -c, side="right")  # number of distinct degrees of c or more
+        reach = self.counts[longer]  # rows of degree c or more
+        group = np.searchsorted(self.counts, r, side="right") - 1  # distinct degrees whose rows are all among the r
+        # Whole numbers are subtracted, because rounding of a sum near n^2 could lose all of c reach.
+        between = np.asarray(self.sums[group] - self.sums[longer], float)
+        beyond = between + np.append(self.degrees, 0)[group] * (r - self.counts[group])
+        return np.where(r <= reach, c * r, c * reach + beyond)
 
     def common(self, r: Any) -> Any:
         """Return `shared` for r rows, interpolated between the lengths."""
@@ -82,13 +87,18 @@ def _by_degree(blocks: np.ndarray, block: tuple[int, int]) -> Side:
     """Return the Side of rows, given the number of live blocks in each row of blocks."""
     kinds, rows = np.unique(blocks, return_counts=True)
     kinds, rows = kinds[::-1] * block[1], rows[::-1] * block[0]
-    counts, sums = (np.append(0, np.cumsum(x)).astype(float) for x in (rows, rows * kinds))
-    return Side(kinds.astype(float), counts, sums)
+    pairs = itertools.accumulate((a * b for a, b in zip(rows.tolist(), kinds.tolist(), strict=True)), initial=0)
+    return Side(kinds.astype(float), np.append(0.0, np.cumsum(rows)), _whole(list(pairs)))
 
 
 def _equal_degrees(degree: int, count: int) -> Side:
     """Return the Side of `count` rows that all have the same degree."""
-    return Side(np.array([float(degree)]), np.array([0.0, count]), np.array([0.0, float(degree) * count]))
+    return Side(np.array([float(degree)]), np.array([0.0, count]), _whole([0, degree * count]))
+
+
+def _whole(numbers: list[int]) -> np.ndarray:
+    """Return ascending whole numbers as an array: as Python integers if the last one exceeds 64 bits."""
+    return np.array(numbers, np.int64 if numbers[-1] < 2**63 else object)
 
 
 def _common(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
