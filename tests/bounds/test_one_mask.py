@@ -169,7 +169,9 @@ def test_rounded_weights_of_the_table_do_not_raise_the_bound():
     assert loads(cover(pairs), "backward", 36, 32, 1024, pairs.nnz) <= 188_384_256
 
 
-@pytest.mark.parametrize(("n", "d", "words"), [(2**27, 4, 64), (2**30, 1, 12), (2**36, 128, 116_224), (2**50, 64, 9999)])
+@pytest.mark.parametrize(
+    ("n", "d", "words"), [(2**27, 4, 64), (2**30, 1, 12), (2**36, 128, 116_224), (2**50, 64, 9999)]
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_bound_lies_below_the_counts_of_very_long_sequences(n, d, words, direction):
     for mask in (Mask.causal(), Mask.sliding_window(n // 3)):

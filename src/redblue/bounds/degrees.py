@@ -24,7 +24,7 @@ class Side:
     """Degrees and common columns of a mask's rows (or, with the roles exchanged, of its columns).
 
     degrees[s]: the s-th largest distinct degree. counts[s]: the number of rows with one of the s largest degrees.
-    sums[s]: the sum of these rows' degrees, as whole numbers, whose differences are exact. counts and sums begin with 0.
+    sums[s]: the sum of these rows' degrees, a whole number: so differences are exact. counts and sums begin with 0.
     shared[p]: take one row, and a set of lengths[p] rows that contains it. Sum, over the rows of the set, the number of
     columns that a row has in common with the one row. shared[p] is the maximum of this sum. None if unknown.
     """
