@@ -204,6 +204,15 @@ def test_caches_of_the_catalogue():
         assert [x.name for x in simulate("flash", Problem(32, 32, 16), machine.name).levels] == names
 
 
+@pytest.mark.parametrize("lines", [[], np.array([]), np.array([], np.int32), [3], np.array([3], np.uint8)], ids=repr)
+def test_traces_hold_int64_lines_and_int8_kinds(lines):
+    for kinds in (WRITE, [WRITE] * len(lines), np.full(len(lines), WRITE, np.uint64)):
+        trace = Trace.of(lines, kinds)
+        assert (trace.lines.dtype, trace.kinds.dtype) == (np.int64, np.int8)
+        assert (trace.lines.tolist(), trace.kinds.tolist()) == (list(lines), [WRITE] * len(lines))
+        assert belady(trace, 1).accesses == len(lines)
+
+
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
@@ -216,7 +225,15 @@ def test_caches_of_the_catalogue():
         (lambda: play(Trace.of([1]), [level(4), CacheLevel("L2", 1024, 128)]), "L1: 64, L2: 128"),
         (lambda: Trace.of([-1]), "line numbers from 0"),
         (lambda: Trace.of([1], 4), "READ"),
-        (lambda: belady(Trace.of([1]), 0), "at least 1 line, got 0"),
+        (lambda: Trace.of([0.5, 1.9]), "lines must be whole numbers of at most 64 bits, got values of type float64"),
+        (lambda: Trace.of([1], 0.5), "kinds must be whole numbers"),
+        (lambda: Trace.of([1, 2], [READ, 1.5]), "kinds must be whole numbers"),
+        (lambda: Trace.of([2**70]), "lines must be whole numbers"),
+        (lambda: Trace.of([1, [2]]), "lines must be whole numbers"),
+        (lambda: Trace.of([[1]]), r"got shape \(1, 1\)"),
+        (lambda: Trace.of([1, 2, 3], [READ, WRITE]), r"one per line, got shape \(2,\) for 3 lines"),
+        (lambda: belady(Trace.of([1]), 0), "lines must be a whole number of at least 1, got 0"),
+        (lambda: belady(Trace.of([1]), 1.5), "lines must be a whole number of at least 1, got 1.5"),
     ],
 )
 def test_refusals(refused, message):

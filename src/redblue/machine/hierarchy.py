@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -139,22 +139,39 @@ class Trace:
     @classmethod
     def of(cls, lines: Sequence[int] | np.ndarray, kinds: int | Sequence[int] | np.ndarray = READ) -> Trace:
         """Build a trace. kinds: one per line, or one for all. Raises RedblueError for invalid lines and kinds."""
-        numbers = np.ascontiguousarray(lines, np.int64)
-        line_kinds = np.ascontiguousarray(np.broadcast_to(np.asarray(kinds), numbers.shape))
+        numbers, line_kinds = _whole_numbers("lines", lines), _whole_numbers("kinds", kinds)
         if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= MAX_LINES):
             raise RedblueError(
                 f"lines must be one row of line numbers from 0 to 2^28 - 1, got shape {numbers.shape}"
                 + (f" with numbers from {numbers.min()} to {numbers.max()}" if numbers.size else "")
+            )
+        if line_kinds.shape not in ((), (1,), numbers.shape):
+            raise RedblueError(
+                f"kinds must be one kind, or one per line, got shape {line_kinds.shape} for {len(numbers)} lines"
             )
         if np.any((line_kinds < READ) | (line_kinds > DISCARD)):
             raise RedblueError(
                 "kinds must be READ (0), WRITE (1), OVERWRITE (2) or DISCARD (3), "
                 f"got numbers from {line_kinds.min()} to {line_kinds.max()}"
             )
-        return cls(numbers, line_kinds.astype(np.int8))
+        every = np.broadcast_to(line_kinds.astype(np.int8), numbers.shape)
+        return cls(np.ascontiguousarray(numbers, np.int64), np.ascontiguousarray(every))
 
     def __len__(self) -> int:
         return len(self.lines)
+
+
+def _whole_numbers(name: str, values: Any) -> np.ndarray:
+    """Return the values as an array of whole numbers. Raises RedblueError, which names the argument, for others."""
+    try:
+        numbers = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        numbers = np.array(values, object)
+    if not numbers.size:  # NumPy makes an empty list an array of floats
+        numbers = numbers.astype(np.int64)
+    if numbers.dtype.kind not in "iu":
+        raise RedblueError(f"{name} must be whole numbers of at most 64 bits, got values of type {numbers.dtype}")
+    return numbers
 
 
 def checked_levels(levels: Sequence[CacheLevel]) -> tuple[CacheLevel, ...]:
@@ -203,10 +220,9 @@ def belady(trace: Trace, lines: int, *, line_words: int = 1, fetch_on_write: boo
     It evicts the line whose content is needed again last. No replacement policy that caches every accessed line
     has fewer fills. Write-backs are counted, not minimized. Content that is overwritten before it is read is not
     needed, unless fetch_on_write.
-    Raises RedblueError unless `lines` is at least 1.
+    Raises RedblueError unless `lines` is a whole number of at least 1.
     """
-    if lines < 1:
-        raise RedblueError(f"a cache must hold at least 1 line, got {lines}")
+    lines = whole_number("lines", lines)
     return _level_traffic("Belady", line_words, _core.belady(trace.lines, trace.kinds, lines, fetch_on_write))
 
 
