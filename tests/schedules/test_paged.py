@@ -109,6 +109,12 @@ def test_closed_form_equals_both_machines_and_results_equal_float64(problem, til
 
 
 @examples(60)
+@given(problem=paged_problems(FULL), tiles=paged_tiles())
+def test_the_peak_is_at_most_a_word_too_large_where_all_attend_all(problem, tiles):
+    assert 0 <= count("paged", problem, tiles=tiles).peak - counts.run("paged", problem, tiles=tiles).peak <= 1
+
+
+@examples(60)
 @given(problem=paged_problems(FULL), tiles=paged_tiles(), by=st.integers(1, 3))
 def test_the_peak_is_exact_where_all_attend_all_and_tiles_hold_whole_pages(problem, tiles, by):
     tiles |= {"cols": by * problem.page, "piece": 2 * by * problem.page}

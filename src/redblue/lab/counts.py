@@ -32,7 +32,8 @@ class Count:
     reads, writes: words moved into and out of the cache. flops: operations of the products, 2 per multiply-add. All
     three equal the numbers of a run exactly.
     peak: the maximum of words in the cache, over all streams that run at once. The closed form equals the run's peak on
-    a full mask; on other masks it is an upper bound, because it assumes whole tiles.
+    a full mask, except that of `paged`: if tiles do not hold whole pages, it may be one word too large. On other masks,
+    the closed form is an upper bound, because it assumes whole tiles.
     tiles: the tile edges, by name. at_once: the number of streams that share the cache.
     index: the format of the mask's index, "rule" if there is no index. index_words: the reads of the index, which
     `reads` includes.

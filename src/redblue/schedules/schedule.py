@@ -71,8 +71,9 @@ class Cost:
     """Words read, words written, peak of words in the cache, and floating-point operations of one stream.
 
     The fields are numbers, or arrays over candidate tiles. `a + b` is the cost of a followed by b.
-    Reads, writes and flops of a closed form equal a run's. On a full mask, so does the peak. On other masks, the peak
-    is an upper bound, because it assumes whole tiles. Tiles that fit by the closed form therefore always run.
+    Reads, writes and flops of a closed form equal a run's. On a full mask, so does the peak, except that of `paged`:
+    if tiles do not hold whole pages, it may be one word too large. On other masks, the peak is an upper bound, because
+    it assumes whole tiles. Tiles that fit by the closed form therefore always run.
     """
 
     reads: Any
