@@ -10,6 +10,7 @@ import redblue as rb
 from redblue.base.errors import RedblueError
 from redblue.cli.main import app
 from redblue.meter import registry
+from redblue.schedules import TooFewWords
 
 needs_valgrind = pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 SCRIPT = """
@@ -65,12 +66,25 @@ def test_a_copy_by_somebody_else(script):
         (json.dumps, ({1, 2},), {"using": "cachegrind", "words": 64}, "arguments reach the child process as JSON"),
         (json.dumps, (), {"using": "cachegrind"}, "give its words"),
         (json.dumps, (), {"using": "probe"}, "unknown meter of callables 'probe'"),
+        (
+            "math:nope",
+            (4.0,),
+            {"using": "cachegrind", "words": 1024},
+            r"It said: .*cannot find the function 'math:nope' \(KeyError: 'nope'\): name one that can be imported$",
+        ),
     ],
 )
 @needs_valgrind
 def test_what_cannot_be_measured(fn, arguments, options, said):
     with pytest.raises(RedblueError, match=said):
         rb.measure_callable(fn, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "missing.py:f", "json:JSONDecoder.nope", "json:nope"])
+def test_a_function_that_does_not_exist(name):
+    pytest.importorskip("triton")
+    with pytest.raises(RedblueError, match=f"^cannot find the function '{name}'"):
+        rb.measure_callable(name, using="interpreter")
 
 
 def test_the_interpreter_as_a_meter():
@@ -85,6 +99,45 @@ def test_the_interpreter_as_a_meter():
     assert measurement.tool == f"triton {triton.__version__}"
     with pytest.raises(RedblueError, match="launched no Triton kernel"):
         rb.measure_callable(torch.zeros, 3, using="interpreter")
+
+
+@pytest.mark.parametrize(
+    ("d", "options"),
+    [
+        (16, {"plan_words": 8192}),
+        (16, {"tiles": {"rows": 64, "cols": 64}}),
+        (64, {"schedule": "gather"}),
+    ],
+)
+@pytest.mark.parametrize("meter", ["probe", "interpreter"])
+def test_a_meter_without_a_cache_refuses_tiles_that_need_more_words(meter, d, options):
+    if meter == "interpreter":
+        pytest.importorskip("triton")
+        pytest.importorskip("torch")
+    if (meter, *options) == ("interpreter", "schedule"):
+        pytest.skip("no GPU kernel follows gather")
+    problem = rb.Problem(64, 64, d, dtype="float32")
+    with pytest.raises(TooFewWords, match=r"with tiles \{.*\} holds \d+ words, got 64$"):
+        rb.measure(problem, words=64, using=meter, **options)
+    fits = rb.measure(problem, words=8192, using=meter, **options)
+    assert fits.measured_words == fits.counted_words >= fits.bound_words
+
+
+@pytest.mark.parametrize("meter", ["probe", "interpreter"])
+def test_a_meter_without_a_cache_measures_capacities_that_hold_no_whole_number_of_lines(meter):
+    if meter == "interpreter":
+        pytest.importorskip("triton")
+        pytest.importorskip("torch")
+    measurement = rb.measure(rb.Problem(64, 64, 16, dtype="float32"), words=1001, using=meter)
+    assert measurement.boundary == "fast memory of 4,004 bytes/slow memory"
+    assert measurement.capacity_bytes == 4004
+    assert measurement.bound_words == rb.lower_bound(rb.Problem(64, 64, 16), 1001).words
+
+
+@needs_valgrind
+def test_cachegrind_needs_a_whole_number_of_lines():
+    with pytest.raises(RedblueError, match="holds 4004 bytes, which is no multiple of its lines of 64 bytes"):
+        rb.measure(rb.Problem(64, 64, 16, dtype="float32"), words=1001, using="cachegrind")
 
 
 @pytest.mark.parametrize("mask", [rb.Mask.full(), rb.Mask.causal(), rb.Mask.random_blocks(0.4, block=16, seed=1)])

@@ -31,7 +31,8 @@ from redblue.problem import Problem
 class Request:
     """The arguments of `registry.measure`, in one record.
 
-    cache: the simulated cache of `words` words; None if a memory of the machine is measured.
+    words: the simulated fast memory; None if a memory of the machine is measured. line_bytes, ways, inner: for
+    cachegrind, the geometry of its cache and the nearer cache.
     """
 
     problem: Problem
@@ -40,8 +41,15 @@ class Request:
     schedule: str | None
     tiles: Mapping[str, int] | None
     boundary: str | None
-    cache: CacheLevel | None
+    line_bytes: int
+    ways: int | None
     inner: CacheLevel | None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The size of the simulated fast memory."""
+        assert self.words is not None
+        return int(self.words) * self.problem.bytes_per_word
 
     @property
     def planned_words(self) -> int:
@@ -51,13 +59,17 @@ class Request:
     @property
     def boundary_name(self) -> str:
         """The boundary's name for a fast memory of any size; all meters that simulate one use this name."""
-        assert self.cache is not None
-        return f"fast memory of {self.cache.capacity_bytes:,} bytes/slow memory"
+        return f"fast memory of {self.capacity_bytes:,} bytes/slow memory"
+
+    def check_tiles(self, schedule: str, tiles: Mapping[str, int]) -> None:
+        """Raise TooFewWords if tiles do not fit into the fast memory: its bound does not hold for their words."""
+        counts.count(schedule, self.problem, words=self.words, tiles=tiles)
 
 
 def by_probe(request: Request) -> Measurement:
     """Measure the words that the compiled kernel itself counts."""
     call = kernel_call(request.problem, request.planned_words, request.schedule, request.tiles)
+    request.check_tiles(call.schedule, call.tiles)
     reads, writes = probe.moved_words(call)
     word_bytes = request.problem.bytes_per_word
     return _record(
@@ -75,10 +87,10 @@ def by_probe(request: Request) -> Measurement:
 
 def by_cachegrind(request: Request) -> Measurement:
     """Measure the lines that the compiled kernel moves through a simulated cache."""
-    assert request.cache is not None
+    cache = CacheLevel("cache", request.capacity_bytes, request.line_bytes, request.ways)
     call = kernel_call(request.problem, request.planned_words, request.schedule, request.tiles, cachegrind.isa())
-    lines, _ = cachegrind.measure_call(call, request.cache, request.inner)
-    line = request.cache.line_bytes
+    lines, _ = cachegrind.measure_call(call, cache, request.inner)
+    line = cache.line_bytes
     return _record(
         request,
         call.kernel,
@@ -87,7 +99,7 @@ def by_cachegrind(request: Request) -> Measurement:
         bytes_read=line * (lines["read_miss_lines"] + lines["write_allocate_lines"]),
         bytes_written=line * (lines["written_back_lines"] + lines["outputs_left_lines"]),
         meter="cachegrind",
-        how=cachegrind.description(request.cache, request.inner),
+        how=cachegrind.description(cache, request.inner),
         tool=valgrind.find()[1],
         parts=lines,
     )
@@ -111,6 +123,7 @@ def by_interpreter(request: Request) -> Measurement:
     from redblue.meter.interpreter import counting
 
     call = gpu_call(request.problem, request.planned_words, request.schedule, request.tiles)
+    request.check_tiles(call.schedule, call.tiles)
     with counting() as tally:
         call.run()
     lists = [name for name in tally.tensors if name.startswith("lists")]
@@ -202,8 +215,7 @@ def _record(
     """
     problem = request.problem
     if boundary is None:
-        assert request.cache is not None
-        boundary, capacity = request.boundary_name, request.cache.capacity_bytes
+        boundary, capacity = request.boundary_name, request.capacity_bytes
     words = (capacity or 0) // problem.bytes_per_word
     return Measurement(
         problem=describe(problem),

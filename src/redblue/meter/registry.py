@@ -81,10 +81,12 @@ def measure(
     tiles: the schedule's edges by name; None for tiles that suit a fast memory of plan_words words (None: `words`).
     line_bytes, ways (None: fully associative): the lines of cachegrind's cache, and its associativity.
     inner: for cachegrind, a cache nearer to the core, which serves every access first.
-    Raises UnknownName for another meter or schedule, TooFewWords if no tiles fit, and RedblueError in these cases: the
-    meter cannot work here (with the remedy); no kernel follows the schedule; the arguments do not fit the meter.
+    Raises UnknownName for another meter or schedule. Raises TooFewWords if no tiles fit, and for probe and interpreter
+    also if the kernel's tiles need more than `words` words, for which no bound would hold. Raises RedblueError in these
+    cases: the meter cannot work here (with the remedy); no kernel follows the schedule; the arguments do not fit the
+    meter.
     """
-    for name, value in (("words", words), ("plan_words", plan_words)):
+    for name, value in (("words", words), ("plan_words", plan_words), ("line_bytes", line_bytes), ("ways", ways)):
         if value is not None:
             whole_number(name, value, most=math.inf)
     meter = choose(using, boundary)
@@ -96,8 +98,7 @@ def measure(
             f"measure with {' or '.join(REAL)}; got boundary {boundary!r}"
         )
     _check_fits(problem, meter)
-    cache = None if words is None else CacheLevel("cache", int(words) * problem.bytes_per_word, line_bytes, ways)
-    return meter.measure(Request(problem, words, plan_words, schedule, tiles, boundary, cache, inner))
+    return meter.measure(Request(problem, words, plan_words, schedule, tiles, boundary, line_bytes, ways, inner))
 
 
 def _check_fits(problem: Problem, meter: Meter) -> None:
