@@ -70,6 +70,9 @@ def test_each_of_several_calls():
     assert both == ncu.read(OUTPUT, ["L2/DRAM"])
     with pytest.raises(RedblueError, match="profiled 2 kernels of the 3 that were launched"):
         ncu.read_each(OUTPUT, [1, 2], ["L2/DRAM"])
+    child = "cannot find the function 'math:nope'"
+    with pytest.raises(RedblueError, match=rf"It said: The application failed \| {child}"):
+        ncu.read(f"==ERROR== The application failed\n{child}", ["L2/DRAM"], 1)
     with pytest.raises(RedblueError, match="failed with status 9"):
         ncu.read_each("Killed", [1], ["L2/DRAM"], 9)
 

@@ -14,14 +14,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+MISSING = (ImportError, AttributeError, KeyError, OSError)  # function_of raises these if there is no such function
+
 
 def function_of(target: str) -> Any:
-    """Find the function that "module:function" or "path/to/script.py:function" names."""
+    """Find the function that "module:function" or "path/to/script.py:function" names. Raises one of MISSING."""
     module, _, name = target.rpartition(":")
     value = runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
     for part in name.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
+
+
+def missing_text(target: str, error: Exception) -> str:
+    """Explain that function_of raised `error`."""
+    return f"cannot find the function {target!r} ({type(error).__name__}: {error}): name one that can be imported"
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -63,7 +70,10 @@ def main(path: str) -> None:
     """Do the task that the JSON file describes."""
     task = json.loads(Path(path).read_text())
     sys.path[:] = task["path"]
-    call = function_of(task["target"])
+    try:
+        call = function_of(task["target"])
+    except MISSING as error:
+        sys.exit(missing_text(task["target"], error))
     call(*task["args"], **task["kwargs"])
     (measure_lines if "core" in task else measure_kernels)(task, call)
 

@@ -44,7 +44,7 @@ def measure_callable(
     - "ncu": bytes of its GPU kernels at a boundary of the GPU.
     bytes_per_word: the size of a word, for `words` and for the record.
     Raises UnknownName for another meter. Raises RedblueError, with the remedy, if the meter cannot work here, cannot
-    measure at `boundary`, cannot find fn in a child process, or measures nothing.
+    measure at `boundary`, cannot find fn, or measures nothing.
     """
     meters = {
         "cachegrind": lambda: _by_cachegrind(fn, args, kwargs, _cache(words, bytes_per_word, line_bytes, ways)),
@@ -195,5 +195,10 @@ def _target(fn: Any) -> str:
 
 
 def _callable(fn: Any) -> Callable[..., object]:
-    """Return fn, or the function that a text names."""
-    return callable_child.function_of(fn) if isinstance(fn, str) else fn
+    """Return fn, or the function that a text names. Raises RedblueError if there is no such function."""
+    if not isinstance(fn, str):
+        return fn
+    try:
+        return callable_child.function_of(fn)
+    except callable_child.MISSING as error:
+        raise RedblueError(callable_child.missing_text(fn, error)) from error

@@ -167,6 +167,6 @@ def _check(text: str, status: int) -> None:
         )
     messages = re.findall(r"^==ERROR== (.*)$", text, re.M)
     if status or messages:
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("==PROF==")]
-        last = " | ".join((messages or lines)[-6:]) or "nothing"
+        others = [line for line in text.splitlines() if line.strip() and not line.startswith(("==PROF==", "==ERROR=="))]
+        last = " | ".join(messages[-3:] + others[-3:]) or "nothing"
         raise RedblueError(f"ncu failed with status {status}. It said: {last}")
