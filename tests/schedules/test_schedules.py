@@ -235,4 +235,30 @@ def test_what_is_refused_at_once_would_not_have_ended(schedule, direction, data)
     problem = data.draw(covered(schedule, direction))
     tiles = schedule.make_tiles(problem, data.draw(tile_edges(schedule, problem)))
     machine, _ = counts.execute(schedule, problem, tiles, Counting())
-    assert counts._min_moves(problem, tiles) <= machine.clock
+    assert counts._min_moves(schedule, problem, tiles) <= machine.clock
+
+
+@pytest.mark.parametrize(
+    ("schedule", "direction"), [*PASSES, pytest.param(schedules.get("taylor_2"), "forward", id="taylor_2-forward")]
+)
+@pytest.mark.parametrize("mask", [Mask.full(), Mask.causal(), Mask.sliding_window(3, 1)], ids=repr)
+def test_no_run_takes_fewer_moves_than_its_lower_bound(schedule, direction, mask):
+    """Tiles with some edges of 1 and all others long: a factor of the bound that belongs to another phase shows."""
+    if schedule.full_only and not mask.is_full:
+        return
+    d = 2 if schedule.name == "taylor_2" else 24
+    problem = Problem(10, 40, d, d // 2, mask=mask, direction=direction)
+    edges = schedule.direction(problem).edges
+    for ones in ((), *((edge,) for edge in edges), ("rows", "cols"), ("rows", "cols", "depth")):
+        tiles = {edge: 1 if edge in ones else 64 for edge in edges if edge not in ("chunk", "span")}
+        for edge in {"rows", "cols"} & {*tiles}:
+            tiles[edge] = max(tiles[edge], tiles.get("depth", 1))
+        made = schedule.make_tiles(problem, tiles)
+        machine, _ = counts.execute(schedule, problem, made, Counting())
+        assert counts._min_moves(schedule, problem, made) <= machine.clock, made
+
+
+def test_a_run_that_ends_in_time_is_not_refused():
+    """`depth` cuts the keys of dQ here, not the features of scores."""
+    problem, schedule = Problem(1100, 1100, 128, direction="backward"), schedules.get("spilled_ds")
+    assert counts._min_moves(schedule, problem, schedule.tiles(problem, 4000)) <= 2_301_478  # moves of the run

@@ -117,7 +117,7 @@ def run(
     """
     algorithm, edges, share, stored = _choose(schedule, problem, words, tiles, at_once, index)
     try:
-        if _min_moves(problem, edges) > MAX_MOVES:
+        if _min_moves(algorithm, problem, edges) > MAX_MOVES:
             raise TooLong("the run would be too long")  # fail now, not after a minute
         machine, _ = execute(algorithm, problem, edges, Counting(share, MAX_MOVES), index=stored)
     except TooLong:
@@ -136,7 +136,7 @@ def _index_of(machine: Machine) -> tuple[str, int]:
     return (machine.index.format.name, machine.index.words) if isinstance(machine.index, StoredIndex) else ("rule", 0)
 
 
-def _min_moves(problem: AnyProblem, tiles: Any) -> int:
+def _min_moves(schedule: Schedule, problem: AnyProblem, tiles: Any) -> int:
     """Return a lower bound of a run's moves: 1 per slice of each score tile in which some query attends some key.
 
     A slice takes several moves, and other phases move words too. Only one move is counted, because a schedule's blocks
@@ -144,10 +144,10 @@ def _min_moves(problem: AnyProblem, tiles: Any) -> int:
     """
     stream = problem.one_stream()
     if isinstance(stream, PagedProblem):
-        flops = schedules.get("paged").cost(stream, tiles).flops
+        flops = schedule.cost(stream, tiles).flops
         return flops // (2 * (stream.d + stream.d_v) * tiles.rows * tiles.cols)
-    slices = -(-problem.d // getattr(tiles, "depth", problem.d))
-    return slices * int(stream.mask.on(stream.n_q, stream.n_k).sums(tiles.rows, tiles.cols).tiles)
+    scores = schedule.direction(problem).scores(stream, tiles)
+    return scores.slices * int(stream.mask.on(stream.n_q, stream.n_k).sums(scores.rows, scores.cols).tiles)
 
 
 @dataclass(frozen=True)

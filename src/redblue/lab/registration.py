@@ -123,7 +123,7 @@ def _check_pass(where: str, schedule: Schedule, direction: str, one_pass: Pass) 
     """Raise RedblueError for a pass with a wrong field. where: begins the message."""
     if not isinstance(one_pass, Pass):
         raise RedblueError(f"{where}: the pass must be a redblue.schedules.Pass, got {one_pass!r}")
-    for field in ("run", "tile_type", "cost", "sweeps", *(["search"] if one_pass.search is not None else [])):
+    for field in ("run", "tile_type", "cost", "sweeps", "scores", *(["search"] if one_pass.search is not None else [])):
         if not callable(getattr(one_pass, field)):
             raise RedblueError(f"{where}: {field} must be a function, got {getattr(one_pass, field)!r}")
     edges = getattr(one_pass.tile_type, "_fields", ())

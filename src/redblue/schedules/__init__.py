@@ -26,7 +26,7 @@ from redblue.schedules import (
     standard,
     taylor,
 )
-from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Sweep, TooFewWords, blocks
+from redblue.schedules.schedule import Cost, NotCovered, Pass, Schedule, Scores, Sweep, TooFewWords, blocks
 
 # A new algorithm needs its file, the import above and its name here.
 MODULES = (
@@ -91,6 +91,7 @@ __all__ = [
     "NotCovered",
     "Pass",
     "Schedule",
+    "Scores",
     "Sweep",
     "TooFewWords",
     "blocks",

@@ -14,7 +14,7 @@ import numpy as np
 from redblue.base.integers import larger, smaller
 from redblue.machine import Machine, Slow
 from redblue.problem import Problem
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Scores, Sweep, blocks, grid, within
 from redblue.schedules.softmax import softmax_tile
 
 
@@ -76,7 +76,14 @@ schedule = Schedule(
     title="The gradient with respect to X for a cache that holds all keys: each word moves once",
     source="derived for redblue: docs/lab/theory.md, 'Few blocks'",
     passes={
-        "gradient_x": Pass(gradient, Tiles, gradient_cost, gradient_tiles, lambda p, t: (Sweep("cols", max(1, p.n_k)),))
+        "gradient_x": Pass(
+            gradient,
+            Tiles,
+            gradient_cost,
+            gradient_tiles,
+            lambda p, t: (Sweep("cols", max(1, p.n_k)),),
+            lambda p, t: Scores(t.rows, max(1, p.n_k)),
+        )
     },
     variant=True,
 )

@@ -29,7 +29,7 @@ from redblue.schedules.products import (
     score_peak,
     score_tile,
 )
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, within
+from redblue.schedules.schedule import Cost, Pass, Schedule, Scores, Sweep, blocks, grid, within
 from redblue.schedules.softmax import LOWEST, divisor, spill_tile, spilled_output, spilled_output_cost, top_column
 from redblue.schedules.spilled import spill_and_output_tiles, spill_cost, spill_peak
 
@@ -241,6 +241,7 @@ def gradient_pass(stays: bool) -> Pass:
         partial(gradient_cost, stays=stays),
         partial(gradient_tiles, stays=stays),
         _sweeps,
+        lambda p, t: Scores(t.rows, t.cols, ceil_div(p.d, t.depth)),
     )
 
 

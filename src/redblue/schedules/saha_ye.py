@@ -20,7 +20,7 @@ from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, exp
 from redblue.problem import Problem
 from redblue.schedules.products import score_tile
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Scores, blocks
 
 
 class Tiles(NamedTuple):
@@ -82,7 +82,15 @@ schedule = Schedule(
     name="saha_ye",
     title="Saha and Ye's small-cache algorithm as printed: tiles of side sqrt(M / 4), not safe",
     source="Saha & Ye, ICML 2024 (arXiv 2402.07443), Algorithm 1",
-    passes={"forward": Pass(forward, Tiles, forward_cost, forward_tiles)},
+    passes={
+        "forward": Pass(
+            forward,
+            Tiles,
+            forward_cost,
+            forward_tiles,
+            scores=lambda p, t: Scores(t.side, t.side, ceil_div(p.d, t.side)),
+        )
+    },
     drop_in=False,
     spills=True,
     safe=False,

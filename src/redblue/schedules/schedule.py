@@ -101,6 +101,17 @@ class Sweep(NamedTuple):
     times: int = 1
 
 
+class Scores(NamedTuple):
+    """The edges of the tiles of scores that a pass computes, and the number of slices whose products add up to a tile.
+
+    Each tile that contains an attended pair takes a move per slice, or more.
+    """
+
+    rows: int
+    cols: int
+    slices: int = 1
+
+
 @dataclass(frozen=True)
 class Pass:
     """One direction of a schedule, for one stream (see Problem.one_stream and PagedProblem.one_stream).
@@ -114,6 +125,7 @@ class Pass:
     search over a grid of edges (`search_grid`), for which `cost` must take arrays of edges.
     sweeps(problem, tiles): the program's look-ups of the mask (m.cols_of); they move words only if the mask is stored
     as an index.
+    scores(problem, tiles): the tiles of scores, from which a lower bound of a run's moves follows.
     """
 
     run: Callable[..., None]
@@ -121,6 +133,7 @@ class Pass:
     cost: Callable[[Any, Any], Cost]
     search: Callable[[Any, int, Mapping[str, int]], Any] | None = None
     sweeps: Callable[[Problem, Any], tuple[Sweep, ...]] = lambda problem, tiles: ()
+    scores: Callable[[Problem, Any], Scores] = lambda problem, tiles: Scores(tiles.rows, tiles.cols)
 
     @property
     def arrays(self) -> tuple[str, ...]:

@@ -25,7 +25,19 @@ from redblue.schedules.products import (
     score_peak,
     score_tile,
 )
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks, grid, overlap, rows_walked, walks, within
+from redblue.schedules.schedule import (
+    Cost,
+    Pass,
+    Schedule,
+    Scores,
+    Sweep,
+    blocks,
+    grid,
+    overlap,
+    rows_walked,
+    walks,
+    within,
+)
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import probabilities
 from redblue.schedules.spilled import forward_pass
@@ -188,7 +200,14 @@ schedule = Schedule(
     "Algorithm 6 of arXiv 2410.09397",
     {
         "forward": forward_pass(stays=False),
-        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles, _sweeps),
+        "backward": Pass(
+            backward,
+            BackwardTiles,
+            backward_cost,
+            backward_tiles,
+            _sweeps,
+            lambda p, t: Scores(t.rows, t.cols, ceil_div(p.d, t.depth)),
+        ),
     },
     spills=True,
 )

@@ -16,7 +16,18 @@ from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, exp, log, maximum
 from redblue.problem import Problem
 from redblue.schedules.products import score_cost_of, score_peak, score_tile
-from redblue.schedules.schedule import Cost, Pass, Sweep, blocks, grid, overlap, partial_rows, rows_walked, walks
+from redblue.schedules.schedule import (
+    Cost,
+    Pass,
+    Scores,
+    Sweep,
+    blocks,
+    grid,
+    overlap,
+    partial_rows,
+    rows_walked,
+    walks,
+)
 from redblue.schedules.search import edges, pair_edges
 from redblue.schedules.softmax import (
     LOWEST,
@@ -177,6 +188,7 @@ def forward_pass(stays: bool) -> Pass:
         partial(forward_cost, stays=stays),
         partial(forward_tiles, stays=stays),
         sweeps,
+        lambda p, t: Scores(t.rows, t.cols, ceil_div(p.d, t.depth)),
     )
 
 

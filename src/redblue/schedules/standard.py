@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.integers import smaller
+from redblue.base.integers import ceil_div, smaller
 from redblue.machine import Machine, Slow, Tile, exp, maximum
 from redblue.masks import Pairs
 from redblue.problem import Problem
@@ -25,7 +25,7 @@ from redblue.schedules.products import (
     score_peak,
     score_tile,
 )
-from redblue.schedules.schedule import Cost, Pass, Schedule, Sweep, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Scores, Sweep, blocks
 from redblue.schedules.search import cheapest, edges, pair_edges
 from redblue.schedules.softmax import LOWEST, divisor
 
@@ -210,8 +210,15 @@ schedule = Schedule(
             forward_cost,
             forward_tiles,
             lambda p, t: (Sweep("rows", t.softmax_rows, 1 + (t.softmax_cols < p.n_k)),),
+            lambda p, t: Scores(t.rows, t.cols, ceil_div(p.d, t.depth)),
         ),
-        "backward": Pass(backward, BackwardTiles, backward_cost, backward_tiles),
+        "backward": Pass(
+            backward,
+            BackwardTiles,
+            backward_cost,
+            backward_tiles,
+            scores=lambda p, t: Scores(t.rows, t.cols, ceil_div(p.d_v, t.depth)),  # of dP
+        ),
     },
     drop_in=False,
     spills=True,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from redblue.base.integers import ceil_div, larger, smaller
 from redblue.machine import Machine, Slow, Tile, log
 from redblue.problem import Problem
-from redblue.schedules.schedule import Cost, Pass, Schedule, blocks
+from redblue.schedules.schedule import Cost, Pass, Schedule, Scores, blocks
 from redblue.schedules.search import edges
 
 DEGREES = (2, 4, 6)
@@ -150,6 +150,7 @@ def _schedule(degree: int) -> Schedule:
         Tiles,
         partial(cost, degree=degree),
         partial(tiles, degree=degree),
+        scores=lambda p, t: Scores(t.rows, p.n_k),  # no scores are computed, but a block of rows takes moves
     )
     return Schedule(
         name=f"taylor_{degree}",
