@@ -30,6 +30,7 @@ def serve(rank: int, size: int, folder: str, store: str, timeout_seconds: float)
     import torch
     import torch.distributed as dist
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     connection = Client(str(Path(folder) / f"rank-{rank}"))
     connection.send(os.getpid())
     torch.set_num_threads(1)
