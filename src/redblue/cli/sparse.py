@@ -17,7 +17,7 @@ from redblue.base.text import amount
 from redblue.cli.options import DV, NK, NQ, Batch, Dtype, Heads, Json, KvHeads, N, parse_mask, size
 from redblue.cli.output import show, written
 from redblue.lab.plans import describe
-from redblue.lab.text import shape_text
+from redblue.lab.text import STANDARD_REMARK, shape_text
 from redblue.problem import Problem
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def _plain_data(comparison: Comparison) -> dict[str, Any]:
             {
                 "words": point.words,
                 "bound": {"name": point.bound.name, "words": point.bound.words},
+                "bound_if_p_given": point.bound_given
+                and {"name": point.bound_given.name, "words": point.bound_given.words},
                 "one_mask_bound_words": point.one_mask,
                 "family_form_words": point.family,
                 "counts": counts,
@@ -134,7 +136,10 @@ def _summary(comparison: Comparison) -> Group:
             texts = [Text(amount(count.words) if count else "-", s) for count, s in zip(cells, style, strict=True)]
             rows.add_row(heading, schedule, *texts)
             heading = ""
-        rows.add_row("", Text(f"proved: {point.bound.name}", style="dim"), *[amount(point.bound.words)] * len(formats))
+        for label, bound in (("proved", point.bound), ("proved, P given", point.bound_given)):
+            if bound is not None:
+                cells = [amount(bound.words)] * len(formats)
+                rows.add_row("", Text(f"{label}: {bound.name}", style="dim"), *cells)
         family = [amount(point.family)] * len(formats)
         rows.add_row("", Text("family's form", style="dim"), *family, end_section=True)
     return Group(rows, Text("\n".join(_remarks(comparison)), style="dim"))
@@ -150,5 +155,10 @@ def _remarks(comparison: Comparison) -> list[str]:
             f"Z_input {amount(family.z_input)}, Z_QK {amount(family.z_qk)}: the family's two terms are equal at M = "
             f"Z_input^2 / Z_QK = {amount(family.dividing_words)}. The form has no known constant and holds for a "
             "family of inputs, so a single mask may move fewer words. The proved bound holds for this mask."
+        )
+    if comparison.reads_p:
+        lines.append(
+            f"Backward, {STANDARD_REMARK}. For that schedule only the bound for a given P holds. That schedule is in "
+            "bold only if no other schedule fits."
         )
     return lines + [f"Left out: {why}" for why in comparison.left_out.values()]

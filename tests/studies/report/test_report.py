@@ -19,10 +19,11 @@ from redblue.base.errors import RedblueError
 from redblue.base.text import amount, ratio
 from redblue.catalogue.memories import Level, Memory
 from redblue.catalogue.models import Layers, Model
+from redblue.lab.text import STANDARD_REMARK
 from redblue.studies import experiments
 from redblue.studies.report import collect, render, summary, words_figure, write
 from redblue.studies.report.checks import run, small
-from redblue.studies.report.curves import BEST, curve
+from redblue.studies.report.curves import BEST, GIVEN, curve
 from redblue.studies.report.terminal import verdict
 
 TINY = Memory("tiny", "Tiny board", "cpu", (Level("L1", 2048), Level("L2", 2**20), Level("DRAM", None)))
@@ -103,6 +104,31 @@ def test_curves_hold_counts_and_bounds():
             else:
                 assert bound <= drawn_at == rb.count(name, stream, words=words).words / drawn.pairs
     assert [name for name, _, _ in drawn.regimes] == ["large-cache", "between", "small-cache"]
+
+
+@pytest.mark.parametrize(("direction", "has_given"), [("forward", False), ("backward", True)])
+def test_every_schedule_lies_above_the_bound_that_holds_for_it(direction, has_given):
+    drawn = curve(rb.Problem(300, 300, 512, direction=direction), [TINY], points=10)
+    lines = {series.name: series.words_per_pair for series in drawn.series}
+    assert (GIVEN in lines) == has_given
+    below = 0  # values of standard below the bound that does not hold for it
+    for series in drawn.series:
+        if series.kind != "schedule":
+            continue
+        reads_p = schedules.get(series.name).takes_p(direction)
+        for i, words in enumerate(series.words_per_pair):
+            assert words is None or words >= lines[GIVEN if reads_p else BEST][i]
+            below += words is not None and words < lines[BEST][i]
+    assert (below > 0) == has_given
+    spec = words_figure(drawn, width=800).to_dict()
+    (area,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "area"]
+    assert {row["name"] for row in area["data"]["values"]} == {GIVEN if has_given else BEST}
+
+
+def test_the_page_says_which_bound_holds_for_standard(page):
+    backward = " ".join(Seen(render(collect([model(direction="backward")], [TINY]))).text.split())
+    assert f"Backward, {STANDARD_REMARK}. For that schedule only the line “{GIVEN}” is a bound" in backward
+    assert STANDARD_REMARK not in Seen(page).text
 
 
 def test_plain_data_survives_json(report):

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 import redblue as rb
 from redblue.bounds.family import family
 from redblue.cli.main import app, main
+from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sparse import study
-from redblue.studies.sparse.picture import FAMILY, PROVED, figure
+from redblue.studies.sparse.picture import FAMILY, GIVEN, PROVED, figure
 from support.spaces import plane
 
 SMALL = ("window:6,5", "--n", "48", "--d", "4", "--words", "60,200")
@@ -67,6 +68,32 @@ def test_every_schedule_and_format_equals_count(direction):
         "dividing_words": round(terms.dividing_words),
     }
     assert all(each["why"] for point in data["points"] for each in point["missing"])
+
+
+def test_backward_standard_is_compared_with_the_bound_for_a_given_p(tmp_path):
+    arguments = ("full", "--n", "300", "--d", "512", "--d-v", "64", "--words", "64", "--direction", "backward")
+    problem = rb.Problem(300, 300, 512, 64, direction="backward")
+    (point,) = run_json(*arguments)["points"]
+    words = {row["schedule"]: row["words"] for row in point["counts"]}
+    given = rb.lower_bound(problem, 64, p_given=True)
+    assert point["bound_if_p_given"] == {"name": given.name, "words": given.words}
+    assert given.words <= words["standard"] < point["bound"]["words"] <= words["small_cache"]
+    text = " ".join(run(*arguments, "--picture", str(tmp_path / "p.svg")).output.split())
+    assert "proved, P given: " in text
+    assert f"Backward, {STANDARD_REMARK}. For that schedule only the bound for a given P holds." in text
+    drawn = (tmp_path / "p.svg").read_text()
+    assert STANDARD_REMARK in drawn
+    assert GIVEN in drawn
+    comparison = study.compare(problem, [64])
+    assert comparison.points[0].best.schedule == "small_cache"  # standard moves fewer words, but it needs P
+    only = study.compare(problem, [64], names=["standard"])
+    assert only.points[0].best.schedule == "standard"
+    assert only.points[0].bound_given.words == given.words
+
+    forward = study.compare(rb.Problem(300, 300, 512, 64), [64])
+    assert forward.points[0].bound_given is None
+    assert not forward.reads_p
+    assert not study.compare(problem, [64], names=["small_cache"]).reads_p
 
 
 def test_count_takes_an_index():

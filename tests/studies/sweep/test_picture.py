@@ -6,6 +6,7 @@ import pytest
 
 from redblue.base.errors import RedblueError
 from redblue.studies import sweep
+from redblue.studies.sweep.picture import BOUND, GIVEN
 
 
 def values_of(chart):
@@ -31,6 +32,21 @@ def test_a_picture_shows_every_word_count():
     layers = spec["spec"]["layer"]
     assert {layer["encoding"]["x"]["scale"]["type"] for layer in layers} == {"log"}
     assert {layer["encoding"]["y"]["scale"]["type"] for layer in layers} == {"log"}
+
+
+def test_a_schedule_that_reads_p_has_a_bound_of_its_own():
+    grid = sweep.make_sweep({"n": 300, "d": 512, "d_v": 64, "words": [64, 128], "direction": "forward,backward"})
+    rows = sweep.run(grid, jobs=1)
+    bounds = [v for v in values_of(sweep.figure(grid, rows, x="words")) if "bound" in v]
+    for row in (row for row in rows if row["words"] is not None):
+        name = GIVEN if (row["schedule"], row["direction"]) == ("standard", "backward") else BOUND
+        place = (f"direction = {row['direction']}", row["capacity_words"])
+        (bound,) = [v for v in bounds if (v["bound"], v["facet"], v["x"]) == (name, *place)]
+        assert bound["y"] == pytest.approx(row["bound_words"] / 300**2)
+        assert bound["y"] <= row["words_per_pair"]
+        lowest = min(v["y"] for v in bounds if (v["facet"], v["x"]) == place)
+        assert [v["y"] for v in bounds if (v["facet"], v["x"]) == place and v["shaded"]] == [lowest]
+    assert {v["bound"] for v in bounds} == {BOUND, GIVEN}
 
 
 def test_an_axis_of_steps_is_drawn_without_logarithms():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from redblue import schedules
 from redblue.base.dtypes import DTYPE_OF_BYTES
 from redblue.base.style import REGIMES
-from redblue.bounds import lower_bounds
+from redblue.bounds import lower_bound, lower_bounds
 from redblue.catalogue.memories import Memory
 from redblue.lab.counts import count
 from redblue.problem import Problem
@@ -16,6 +16,7 @@ from redblue.schedules import TooFewWords
 
 POINTS = 48
 BEST = "best proved bound"
+GIVEN = f"{BEST} if P is given"  # the best bound for backward schedules that read P, such as standard
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Curve:
-    """All schedules and bounds of one stream, at each of `capacities` (words)."""
+    """All schedules and bounds of one stream, at each of `capacities` (words).
+
+    The bound BEST holds for all schedules except those that read P. The series GIVEN is the bound for them.
+    """
 
     stream: Problem
     pairs: int  # attended (query, key) pairs of the stream
@@ -79,11 +83,13 @@ def curve(problem: Problem, memories: Iterable[Memory] = (), points: int = POINT
     )
     capacities = _capacities(stream.d, [mark.capacity_words for mark in marks], points)
     pairs = max(1, stream.mask.nnz(stream.n_q, stream.n_k))
+    names = schedules.covering(stream)
     series = [
         Series(name, "schedule", tuple(_over(_words(name, stream, words), pairs) for words in capacities))
-        for name in schedules.covering(stream)
+        for name in names
     ]
-    return Curve(stream, pairs, capacities, (*series, *_bounds(stream, capacities, pairs)), marks)
+    p_given = any(schedules.get(name).takes_p(stream.direction) for name in names)
+    return Curve(stream, pairs, capacities, (*series, *_bounds(stream, capacities, pairs, p_given)), marks)
 
 
 def _capacities(d: int, marked: Sequence[int], points: int) -> tuple[int, ...]:
@@ -108,10 +114,16 @@ def _over(words: int | None, pairs: int) -> float | None:
     return words / pairs if words else None
 
 
-def _bounds(stream: Problem, capacities: Sequence[int], pairs: int) -> Iterator[Series]:
-    """Yield the largest proved bound at each capacity, then every bound by itself."""
+def _bounds(stream: Problem, capacities: Sequence[int], pairs: int, p_given: bool) -> Iterator[Series]:
+    """Yield the largest proved bound at each capacity, then every bound by itself.
+
+    p_given: also yield the largest bound for schedules that read P.
+    """
     bounds = [{bound.name: bound for bound in lower_bounds(stream, words)} for words in capacities]
     yield Series(BEST, "bound", tuple(_over(next(iter(by_name.values())).words, pairs) for by_name in bounds))
+    if p_given:
+        given = (lower_bound(stream, words, p_given=True).words for words in capacities)
+        yield Series(GIVEN, "bound", tuple(_over(words, pairs) for words in given))
     for name, bound in {name: bound for by_name in reversed(bounds) for name, bound in by_name.items()}.items():
         kind = "bound" if bound.proved else "order only"
         # Some bounds hold for some capacities only

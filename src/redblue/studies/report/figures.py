@@ -9,9 +9,10 @@ from typing import Any
 import altair as alt
 
 from redblue.base.style import LOOKS
-from redblue.studies.report.curves import BEST, Curve, Series
+from redblue.studies.report.curves import BEST, GIVEN, Curve, Series
 from redblue.studies.ticks import log_ticks
 
+GIVEN_DASHES = [8, 3]
 DASHES = ([6, 3], [2, 2], [9, 3, 2, 3], [4, 6], [12, 4])
 ORDER_ONLY_DASHES = ([1, 3], [1, 6], [1, 9])
 WIDE = 600  # pixels: at this width or more, the plot shows the names of the regimes
@@ -63,7 +64,7 @@ def words_figure(curve: Curve, width: int | str = "container", height: int = 380
 
 def _spans(series: Series) -> bool:
     """Whether the y axis must show all values of the series."""
-    return series.kind == "schedule" or series.name == BEST
+    return series.kind == "schedule" or series.name in (BEST, GIVEN)
 
 
 def _title(series: Series) -> str:
@@ -116,19 +117,21 @@ def _machines(curve: Curve, machines: list[str], x: alt.X, bottom: int) -> Itera
 
 
 def _bounds(curve: Curve, x: alt.X, y: alt.Y, low: float, high: float) -> Iterator[alt.Chart]:
-    """Every bound as a line with its own dashes, and the area below the best proved bound shaded."""
+    """Every bound as a line with its own dashes, and the area shaded that no drawn schedule can enter."""
     kinds = {series.name: series.kind for series in curve.series if series.kind != "schedule"}
     titles = {series.name: _title(series) for series in curve.series if series.kind != "schedule"}
     free = {"bound": cycle(DASHES), "order only": cycle(ORDER_ONLY_DASHES)}
-    dashes = [[1, 0] if name == BEST else next(free[kind]) for name, kind in kinds.items()]
+    strong = {BEST: [1, 0], GIVEN: GIVEN_DASHES}
+    dashes = [strong[name] if name in strong else next(free[kind]) for name, kind in kinds.items()]
     legend = alt.Legend(
         title="lower bounds", symbolType="stroke", symbolSize=400, columns=alt.expr(f"width < {WIDE} ? 1 : 3")
     )
     dash = alt.StrokeDash("name:N", scale=alt.Scale(domain=list(titles.values()), range=dashes), legend=legend)
     rows = [row | {"name": titles[row["name"]], "low": low} for row in _rows(curve, ("bound", "order only"))]
-    best = _chart([row for row in rows if row["name"] == BEST])
-    others = _chart([row for row in rows if row["name"] != BEST and row["y"] <= high])
-    yield best.mark_area(style="ink", opacity=0.08).encode(x=x, y=y, y2="low:Q")
+    best = _chart([row for row in rows if row["name"] in strong])
+    others = _chart([row for row in rows if row["name"] not in strong and row["y"] <= high])
+    lowest = _chart([row for row in rows if row["name"] == (GIVEN if GIVEN in kinds else BEST)])
+    yield lowest.mark_area(style="ink", opacity=0.08).encode(x=x, y=y, y2="low:Q")
     yield others.mark_line(style="faint", strokeWidth=1.1, clip=True).encode(x=x, y=y, strokeDash=dash)
     yield best.mark_line(style="ink", strokeWidth=2.2).encode(x=x, y=y, strokeDash=dash)
 

@@ -14,12 +14,12 @@ from redblue.base import style
 from redblue.base.files import Target, check_target
 from redblue.base.parallel import run_all
 from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
-from redblue.lab.text import mask_text, shape_text
+from redblue.lab.text import STANDARD_REMARK, mask_text, shape_text
 from redblue.studies.experiments.result import Result
 from redblue.studies.experiments.terminal import plain
 from redblue.studies.report import figures
 from redblue.studies.report.checks import TOLERANCE
-from redblue.studies.report.curves import Curve
+from redblue.studies.report.curves import GIVEN, Curve
 from redblue.studies.report.data import Report
 from redblue.studies.report.measured import RUN_SECONDS
 from redblue.studies.report.terminal import measured_verdict, share, times, verdict
@@ -41,6 +41,8 @@ def render(report: Report) -> str:
         curves=[(curve, [shape for shape in report.shapes if shape.curve == curve]) for curve in curves],
         charts=charts,
         colours=style.COLOURS,
+        p_given=GIVEN if any(series.name == GIVEN for curve in curves for series in curve.series) else "",
+        standard_remark=STANDARD_REMARK,
         tolerance=TOLERANCE,
         run_seconds=RUN_SECONDS,
         library=_library(),

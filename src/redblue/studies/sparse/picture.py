@@ -8,11 +8,13 @@ import altair as alt
 
 from redblue.base.errors import RedblueError
 from redblue.base.style import LOOKS
-from redblue.lab.text import shape_text
+from redblue.lab.text import STANDARD_REMARK, shape_text
 from redblue.studies.sparse.study import Comparison
 from redblue.studies.ticks import log_ticks
 
 PROVED, FAMILY = "best proved bound of this mask", "the family's form (order only)"
+GIVEN = f"{PROVED} if P is given"
+DASHES = {PROVED: [1, 0], GIVEN: [8, 3], FAMILY: [2, 3]}
 TITLES = {
     "rule": "known by rule",
     "bits": "dense bits",
@@ -36,7 +38,11 @@ def figure(comparison: Comparison) -> alt.FacetChart:
         {"facet": _title(name), "M": point.words, "y": value / pairs, "bound": kind}
         for name in comparison.formats
         for point in comparison.points
-        for kind, value in ((PROVED, point.bound.words), (FAMILY, point.family))
+        for kind, value in (
+            (PROVED, point.bound.words),
+            (GIVEN, point.bound_given and point.bound_given.words),
+            (FAMILY, point.family),
+        )
         if value
     ]
     heights = [row["y"] for row in (*lines, *bounds)]
@@ -55,13 +61,21 @@ def figure(comparison: Comparison) -> alt.FacetChart:
         axis=alt.Axis(values=log_ticks(low, high), format="~g", domain=False, ticks=False),
     )
     names = list(dict.fromkeys(row["schedule"] for row in lines))
-    layers = [*_bounds(x, y, low), *_schedules(names, x, y)]
+    kinds = [kind for kind in DASHES if any(row["bound"] == kind for row in bounds)]
+    layers = [*_bounds(kinds, x, y, low), *_schedules(names, x, y)]
     facets = [_title(name) for name in comparison.formats]
     columns = min(len(facets), 3)
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bounds, *lines]))
     sized = chart.properties(width=560 if columns == 1 else 290, height=260)
     title = alt.TitleParams(
-        shape_text(comparison.problem), fontSize=12, fontWeight="normal", anchor="start", offset=12, limit=900
+        shape_text(comparison.problem),
+        subtitle=STANDARD_REMARK if comparison.reads_p else alt.Undefined,
+        fontSize=12,
+        subtitleFontSize=11,
+        fontWeight="normal",
+        anchor="start",
+        offset=12,
+        limit=900,
     )
     faceted = sized.facet(facet=alt.Facet("facet:N", sort=facets, title=None), columns=columns, title=title)
     return faceted.resolve_axis(x="independent")
@@ -79,12 +93,15 @@ def _figures(count: Any) -> dict[str, str]:
     return {"words": f"{count.words:,}", "index": f"{count.index_words:,}", "tiles": str(count.tiles)}
 
 
-def _bounds(x: alt.X, y: alt.Y, low: float) -> list[alt.Chart]:
-    """The bounds PROVED and FAMILY as lines, with the area below PROVED shaded."""
-    legend = alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2.2, columns=1)
-    dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=[PROVED, FAMILY], range=[[1, 0], [2, 3]]), legend=legend)
+def _bounds(kinds: list[str], x: alt.X, y: alt.Y, low: float) -> list[alt.Chart]:
+    """The bounds of these kinds as lines, with the area shaded that no drawn schedule can enter."""
+    legend = alt.Legend(
+        title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2.2, columns=1, labelLimit=300
+    )
+    dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=kinds, range=[DASHES[k] for k in kinds]), legend=legend)
     lines = alt.Chart().transform_filter("isValid(datum.bound)")
-    below = alt.Chart().transform_filter(alt.datum.bound == PROVED).transform_calculate(low=str(low))
+    lowest = GIVEN if GIVEN in kinds else PROVED
+    below = alt.Chart().transform_filter(alt.datum.bound == lowest).transform_calculate(low=str(low))
     area = below.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
     return [area, lines.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y=y, strokeDash=dash)]
 

@@ -13,7 +13,7 @@ from redblue import schedules
 from redblue.base.errors import RedblueError
 from redblue.base.estimates import check_fits
 from redblue.base.integers import ceil_div
-from redblue.bounds import Bound, lower_bounds
+from redblue.bounds import Bound, lower_bound, lower_bounds
 from redblue.bounds.family import Family, family
 from redblue.lab.counts import Count, count
 from redblue.masks import Blocks, Mask
@@ -39,9 +39,11 @@ BOTH = (Sweep("rows", 1), Sweep("cols", 1))  # an index by rows, and one by colu
 class Point:
     """The counts for one capacity.
 
-    words: M. bound: the best proved bound. one_mask: words of the bound for one mask, 0 if there is none. family: words
-    of the bound for a family of inputs, without its constant (bounds/family.py). counts: counts by schedule and format.
-    reasons: reasons for missing counts, by schedule and format.
+    words: M. bound: the best proved bound; it does not hold for schedules that read P. bound_given: the best proved
+    bound for the schedules that read P; None if no count is of such a schedule. one_mask: words of the bound for one
+    mask, 0 if there is none. family: words of the bound for a family of inputs, without its constant
+    (bounds/family.py). counts: counts by schedule and format. reasons: reasons for missing counts, by schedule and
+    format.
     """
 
     words: int
@@ -50,11 +52,17 @@ class Point:
     family: int
     counts: dict[tuple[str, str], Count]
     reasons: dict[tuple[str, str], str]
+    bound_given: Bound | None = None
 
     @property
     def best(self) -> Count | None:
-        """The count with the fewest words."""
-        return min(self.counts.values(), key=lambda candidate: candidate.words, default=None)
+        """The count with the fewest words among the schedules that a planner may choose, else among all schedules."""
+        return min(self.counts.values(), key=_rank, default=None)
+
+
+def _rank(candidate: Count) -> tuple[bool, int]:
+    """A sort key: schedules that a planner may choose first, then the fewest words."""
+    return not schedules.get(candidate.schedule).drop_in, candidate.words
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,12 @@ class Comparison:
     formats: dict[str, int]
     left_out: dict[str, str]
     points: tuple[Point, ...]
+
+    @property
+    def reads_p(self) -> bool:
+        """Whether a count is of `standard` backward, which reads the probabilities P."""
+        backward = self.problem.direction == "backward"
+        return backward and any(name == "standard" for point in self.points for name, _ in point.counts)
 
 
 def by_rule(mask: Mask) -> bool:
@@ -164,7 +178,9 @@ def _point(problem: Problem, words: int, formats: Sequence[str], names: Sequence
     bounds = {bound.name: bound for bound in reversed(lower_bounds(problem, words))}
     best = max((bound for bound in bounds.values() if bound.proved), key=lambda bound: bound.words)
     one_mask = bounds["one mask"].words if "one mask" in bounds else 0
-    return Point(words, best, one_mask, bounds["sparse"].words, counts, reasons)
+    given = any(schedules.get(schedule).takes_p(problem.direction) for schedule, _ in counts)
+    bound_given = lower_bound(problem, words, p_given=True) if given else None
+    return Point(words, best, one_mask, bounds["sparse"].words, counts, reasons, bound_given)
 
 
 def _with_index(known: Count, words: int, name: str) -> Count:

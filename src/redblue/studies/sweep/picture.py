@@ -30,6 +30,8 @@ HEIGHTS = {
     "seconds": "seconds at the boundary's bandwidth",
 }
 BOUND = "best proved bound"
+GIVEN = f"{BOUND} if P is given"  # for schedules that read P
+DASHES = {BOUND: [1, 0], GIVEN: [8, 3]}
 FLOORS = {"words_per_pair": "bound_per_pair", "words": "bound_words"}  # height -> the bound in the same unit
 MAX_MARKS = 24  # per line; of more values of x, only some are marked
 MAX_FACETS = 12
@@ -200,6 +202,7 @@ def _point(sweep: Sweep, row: Row, across: str, facet: str | None, y: str) -> di
         "facet": _label(facet, _value(sweep, row, facet)) if facet else "",
         "schedule": row["schedule"],
         "floor": floor.get(FLOORS.get(y, "")),
+        "bound_name": GIVEN if schedules.get(row["schedule"]).takes_p(row["direction"]) else BOUND,
         "tiles": row["tiles"],
         "words": f"{row['words']:,}",
         "gap": gap,
@@ -254,13 +257,20 @@ def _names(across: str, values: Sequence[Any]) -> alt.X:
 
 
 def _floors(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The bound in each facet at each x; all schedules share it."""
-    bounds = {(point["facet"], point["x"]): point["floor"] for point in points if point["floor"]}
-    return [{"facet": facet, "x": x, "y": y, "bound": BOUND} for (facet, x), y in bounds.items()]
+    """The bounds in each facet at each x: all schedules that read P share a bound, and all other schedules do.
+
+    shaded: no drawn schedule can enter the area below.
+    """
+    bounds = {(point["facet"], point["x"], point["bound_name"]): point["floor"] for point in points if point["floor"]}
+    lowest = {place[:2]: place for place in sorted(bounds, key=bounds.__getitem__, reverse=True)}
+    return [
+        {"facet": facet, "x": x, "y": y, "bound": name, "shaded": lowest[facet, x] == (facet, x, name)}
+        for (facet, x, name), y in bounds.items()
+    ]
 
 
 def _bound(floors: list[dict[str, Any]], x: alt.X, y: alt.Y, low: float, lines: bool) -> list[alt.Chart]:
-    """The bound as a line with the area below it shaded, or, without `lines`, as a stroke at each x."""
+    """The bounds as lines with the area below the lowest one shaded, or, without `lines`, as strokes at each x."""
     if not floors:
         return []
     legend = alt.Legend(
@@ -270,15 +280,18 @@ def _bound(floors: list[dict[str, Any]], x: alt.X, y: alt.Y, low: float, lines: 
         symbolStrokeColor=COLOURS["light"]["ink"],
         symbolStrokeWidth=2.2,
     )
-    dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=[BOUND], range=[[1, 0]]), legend=legend)
-    base = alt.Chart().transform_filter(alt.datum.bound == BOUND).transform_calculate(low=str(low))
+    names = [name for name in DASHES if any(floor["bound"] == name for floor in floors)]
+    scale = alt.Scale(domain=names, range=[DASHES[name] for name in names])
+    dash = alt.StrokeDash("bound:N", scale=scale, legend=legend)
+    base = alt.Chart().transform_filter("isValid(datum.bound)")
     if not lines:
         return [
             base.mark_point(style="ink", shape="stroke", filled=False, strokeWidth=2.2, size=1600, opacity=1).encode(
                 x=x, y=y, strokeDash=dash
             )
         ]
-    area = base.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
+    below = alt.Chart().transform_filter("datum.shaded").transform_calculate(low=str(low))
+    area = below.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
     return [area, base.mark_line(style="ink", strokeWidth=2.2, clip=True).encode(x=x, y=y, strokeDash=dash)]
 
 
