@@ -234,6 +234,40 @@ def test_only_open_files_of_this_process_go_by_number(tmp_path):
                 other.kill()
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("mask", "causal", "--n", "8"),
+        ("sparse", "causal", "--n", "8", "--d", "4", "--words", "100"),
+        ("sweep", "--n", "8,16", "--d", "4", "--words", "100", "--jobs", "1"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_picture_on_standard_output_comes_without_the_result(command, as_json, tmp_path, capfdbinary):
+    arguments = [*command, "--picture", "-", *["--json"] * as_json]
+    main.app(arguments, standalone_mode=False)
+    printed = capfdbinary.readouterr().out
+    assert printed.startswith(b"<svg")
+    assert printed.rstrip().endswith(b"</svg>")
+    assert printed.count(b"<svg") == 1
+
+
+def test_a_reader_that_closes_early_is_no_error(tmp_path):
+    """The output is larger than a pipe holds, and its reader takes a line, as head does."""
+    code = "import sys; from redblue.cli.main import main; sys.argv[0] = 'redblue'; main()"
+    sizes = ("--n", "1:2000:+1", "--d", "16", "--schedule", "standard", "--words", "1000", "--jobs", "1")
+    command = [sys.executable, "-c", code, "sweep", *sizes, "-o", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as child:
+        assert child.stdout.readline().startswith(b"n_q,")
+        child.stdout.close()
+        said = child.stderr.read().decode()
+        status = child.wait(timeout=120)
+    assert "error" not in said
+    assert "Broken pipe" not in said
+    assert status == 1
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
 def test_standard_output_gets_the_file_and_nothing_else(name, tmp_path):
     with open(tmp_path / "game.jsonl", "w") as file:  # a redirection of the shell

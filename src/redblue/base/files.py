@@ -54,6 +54,7 @@ class Target:
         """Let `save` write a draft, put the draft in its place, and return the place.
 
         Raises RedblueError if the draft cannot be written, or if another program made the file in the meantime.
+        Raises BrokenPipeError if the reader of a stream closes early.
         """
         if self.stream is None:
             _refuse_foreign(self.path, self.force, self.mark)
@@ -178,10 +179,10 @@ def _opened(stream: int | Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _plain_errors(path: object, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into RedblueError."""
+    """Turn errors of these kinds into RedblueError, except for a reader of a stream that closes early, such as head."""
     try:
         yield
-    except RedblueError:
+    except (RedblueError, BrokenPipeError):
         raise
     except kinds as error:
         raise RedblueError(

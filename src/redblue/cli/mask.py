@@ -47,18 +47,18 @@ def command(
     from redblue.base.files import check_target
     from redblue.masks.picture import plot, shaded
 
-    if picture is not None:
-        check_target(picture, SUFFIXES, force)
+    target = None if picture is None else check_target(picture, SUFFIXES, force)
     mask, edges = parse_mask(name), _parse_edges(tile)
     sizes = mask.sizes(n if n_q is None else n_q, n if n_k is None else n_k)
     for label, length in zip(("n_q", "n_k"), sizes, strict=True):
         whole_number(label, length)
     data = describe(mask, *sizes, edges)
-    show(
-        data,
-        "" if as_json else _summary(data, shaded(mask.plane(0), *sizes, cols=min(PICTURE_WIDTH, terminal_width()))),
-        as_json,
-    )
+    if target is None or not target.is_stdout:
+        show(
+            data,
+            "" if as_json else _summary(data, shaded(mask.plane(0), *sizes, cols=min(PICTURE_WIDTH, terminal_width()))),
+            as_json,
+        )
     if picture is not None:
         write(plot(mask, *sizes, edges).to_dict(), picture, force)
         written(picture)

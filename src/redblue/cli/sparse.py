@@ -64,8 +64,7 @@ def command(
     from redblue.studies.sparse.study import compare, read_graph
     from redblue.studies.sweep.axes import make_axis
 
-    if picture is not None:
-        check_target(picture, SUFFIXES, force)
+    target = None if picture is None else check_target(picture, SUFFIXES, force)
     is_graph = mask.lower().endswith((".mtx", ".npz")) and not mask.startswith("csr:")
     pairs = read_graph(mask) if is_graph else parse_mask(mask)
     sizes = pairs.sizes(n if n_q is None else n_q, n if n_k is None else n_k)
@@ -75,7 +74,8 @@ def command(
     formats = None if index is None else [name.strip() for name in index.split(",")]
     with progress_bar("counting", unit="capacities") as move:
         comparison = compare(problem, make_axis("words", words).values, formats, names, move)
-    show(_plain_data(comparison), _summary(comparison), as_json)
+    if target is None or not target.is_stdout:
+        show(_plain_data(comparison), _summary(comparison), as_json)
     if picture is not None:
         write(figure(comparison).to_dict(), picture, force)
         written(picture)

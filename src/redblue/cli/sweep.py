@@ -86,15 +86,15 @@ def command(
 
     sweep = make_sweep(axes)
     target = None if output is None else check_target(output, tuple(FORMATS), force)
-    if picture is not None:
-        check_target(picture, pictures.SUFFIXES, force)
+    drawn = None if picture is None else check_target(picture, pictures.SUFFIXES, force)
+    if drawn is not None:
         pictures.choose(sweep, x, y)
     resumable, kept = False, "not kept: give -o FILE to make a sweep resumable"
     if target is not None and target.stream is None:
         resumable, kept = True, f"kept in {journal_path(target.path)}"
     with progress_bar("sweeping", total=sweep.size, kept=kept, resumable=resumable) as move:
         rows = run(sweep, output=output, jobs=jobs, restart=restart, force=force, progress=move)
-    if target is None or not target.is_stdout:
+    if not any(place is not None and place.is_stdout for place in (target, drawn)):
         show(rows, "" if as_json else summary(sweep, rows, str(output) if output else None), as_json)
     if output is not None:
         written(output)  # before the picture, which may fail: the output stays
