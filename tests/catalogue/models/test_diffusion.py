@@ -68,6 +68,22 @@ def test_unet_levels_shrink_with_n():
     assert [p.n_q for p in loaded.problems if p.n_k != 77] == [1024, 256, 64, 16]
 
 
+@pytest.mark.parametrize(
+    ("sample_size", "tokens"),
+    [(65, [65 * 65, 33 * 33, 17 * 17, 9 * 9]), ([65, 40], [65 * 40, 33 * 20, 17 * 10, 9 * 5])],
+)
+def test_downsampling_of_a_unet_rounds_each_side_up(tmp_path, sample_size, tokens):
+    loaded = model(changed(tmp_path, "unet_sd15", sample_size=sample_size))
+    assert [p.n_q for p in loaded.problems if p.n_k != 77] == tokens
+
+
+def test_the_levels_of_a_given_n_are_exact(tmp_path):
+    n = 2**56 + 1  # no float
+    for sizes in ({}, {"sample_size": 65}):
+        loaded = model(changed(tmp_path, "unet_sd15", **sizes), n=n)
+        assert [p.n_q for p in loaded.problems if p.n_k != 77] == [n, 2**54 + 1, 2**52 + 1, 2**50 + 1]
+
+
 def test_image_tokens_are_latents_over_patches(tmp_path):
     assert model(changed(tmp_path, "sd3", sample_size=64))[0].problem.n_q == 32 * 32
     assert model(changed(tmp_path, "dit", patch_size=4))[0].problem.n_q == 8 * 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from redblue.base.integers import ceil_div
 from redblue.catalogue.models.config import Config, Layers
 from redblue.catalogue.models.unsupported import refuse_unsupported
 
@@ -63,7 +64,7 @@ def read(config: Config) -> list[Layers]:
 
 
 def _unet(config: Config) -> list[Layers]:
-    """Return self- and cross-attention of each level; level i has 1/4^i of the finest level's tokens.
+    """Return self- and cross-attention of each level; level i has 1/2^i of the finest level's rows and columns.
 
     In this class the field attention_head_dim holds the number of heads, despite its name.
     """
@@ -76,9 +77,8 @@ def _unet(config: Config) -> list[Layers]:
     )
     depth = config.int_list("transformer_layers_per_block", levels, default=1)
     blocks = config.int_list("layers_per_block", levels, default=2)
-    n, n_is_default = _tokens(config), config.n is None
-    if n_is_default and not config.fields.get("sample_size"):
-        config.note(f"the config declares no sample_size: {n} tokens at the finest level are assumed")
+    if config.n is None and not config.fields.get("sample_size"):
+        config.note(f"the config declares no sample_size: {_tokens(config)} tokens at the finest level are assumed")
     config.note(f"cross-attention reads {TEXT_TOKENS} text tokens, as CLIP does: the config does not give their number")
 
     # (level, block type, layers). Up blocks come in reverse order; each has one layer more than its down block.
@@ -99,13 +99,20 @@ def _unet(config: Config) -> list[Layers]:
             continue
         if channels[level] % heads[level]:
             raise config.error(f"level {level} has {channels[level]} channels, no multiple of its {heads[level]} heads")
-        n_here, d = math.ceil(n / 4**level), channels[level] // heads[level]
+        n_here, d = _level_tokens(config, level), channels[level] // heads[level]
         for name, keys in (("self", n_here), ("cross", TEXT_TOKENS)):
             problem = config.problem(n_here, keys, d, heads=heads[level])
             shapes.append(Layers(f"{name}, level {level}", layers, problem, f"{channels[level]} channels"))
     if not shapes:
         raise config.error("none of its blocks holds attention")
     return shapes
+
+
+def _level_tokens(config: Config, level: int) -> int:
+    """Return the tokens at a level of a U-Net. Downsampling halves each side and rounds up."""
+    if config.n is None and config.fields.get("sample_size"):
+        return math.prod(ceil_div(side, 2**level) for side in config.int_list("sample_size", 2))
+    return ceil_div(_tokens(config), 4**level)  # the sides of the caller's n are not known
 
 
 def _vae(config: Config) -> list[Layers]:
