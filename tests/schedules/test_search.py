@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from redblue import Mask, Problem, RedblueError, TooFewWords, count, schedules
 from redblue.base.integers import ceil_div
+from redblue.schedules import schedule as schedule_module
 from support.examples import examples, thorough
-from support.spaces import PASSES, covered
+from support.spaces import PASSES, covered, masks, problems
 
 PRINTED = ("flash1", "saha_ye")  # tiles are fixed by their papers, not searched
 ATTENTION = [p for p in PASSES if p.values[1] != "gradient_x"]
@@ -148,3 +149,55 @@ def test_a_long_problem_that_cannot_be_shortened_is_refused():
     n = 2**28
     with pytest.raises(RedblueError, match=r"n_k = 268,435,456.*larger under full, causal and sliding-window masks"):
         count("flash", Problem(n, n, 64, mask=Mask.n_of_m(1, 2)), words=20_000)
+
+
+@pytest.mark.parametrize(("schedule", "direction"), PASSES)
+@examples(40)
+@given(data=st.data())
+def test_tiles_that_are_searched_on_a_shorter_problem_fit(schedule, direction, data):
+    bands = st.just(Mask.full()) if schedule.full_only else masks | st.just(Mask.full())
+    problem, words = data.draw(problems(direction, bands)), data.draw(st.integers(1, 600))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule_module, "MAX_AXIS", 5)  # as if sequences of 6 tokens were too long for the search
+        patch.setattr(schedule_module, "MIN_SHORTENED", 1)
+        try:
+            assert schedule.cost(problem, schedule.tiles(problem, words)).peak <= words
+        except TooFewWords as error:
+            least = int(str(error).split("at least ")[1].split()[0])
+            assert words < least
+            assert schedule.cost(problem, schedule.tiles(problem, least)).peak <= least
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "words", "rows"),
+    [
+        ("flash_cluster", Problem(2**28, 2**28, 64), 2**34, 2**25),
+        ("flash_cluster", Problem(2**24, 2**24, 128, heads=16, kv_heads=1), 3 * 2**32, 23_726_560),
+        ("flash_kept", Problem(2**27 + 5, 2**27 + 5, 64, direction="backward"), 2**35, None),
+    ],
+)
+def test_tiles_of_very_long_sequences_fill_the_cache(name, problem, words, rows):
+    counted = count(name, problem, words=words)
+    assert words / 2 < counted.peak <= words
+    assert counted.tiles["rows"] == rows or rows is None
+
+
+def test_keys_that_do_not_fit_whole_are_too_many_words():
+    """At the length of the search, all keys would fit."""
+    problem = Problem(2**27 + 5, 2**27 + 5, 64, direction="gradient_x")
+    with pytest.raises(TooFewWords, match="at least 17314095942 words, got 11811160064"):
+        schedules.get("gradient_x_once").tiles(problem, 11 * 2**30)
+
+
+def test_more_query_heads_than_the_search_takes_are_refused():
+    problem = Problem(1, 8, 8, heads=2**28, kv_heads=1)
+    with pytest.raises(RedblueError, match=r"268,435,456 query heads per key head .* at most 134,217,728 if d = 8"):
+        count("flash", problem, words=1000)
+    assert count("flash", problem, tiles={"rows": 10}).words > 2**28
+
+
+def test_the_blocks_of_a_cluster_that_covers_all_queries_take_equal_parts():
+    tiles = schedules.get("flash_cluster").tiles
+    assert tiles(Problem(9, 9, 4), 1000) == (5, 1, 2)
+    assert tiles(Problem(9, 9, 4), 1000, {"rows": 4}) == (8, 1, 2)
+    assert tiles(Problem(9, 9, 4), 9 * 10 + 9 + 9) == (5, 1, 2)

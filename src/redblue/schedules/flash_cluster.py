@@ -83,7 +83,13 @@ def forward_tiles(p: Problem, words: int, multiple: Mapping[str, int]) -> Forwar
         edges(p.n_q, multiple["rows"], not pairs.is_full), cols, lambda r, c: _peak(p, r, c, cluster), words, pairs
     )
     best = cheapest(forward_cost(p, ForwardTiles(*candidates, cluster)), candidates, words)
-    return ForwardTiles(*best, cluster=cluster) if best else None
+    if best is None:
+        return None
+    # The blocks of a cluster that covers all queries take equal parts, if the copies fit.
+    rows, equal = best[0], ceil_div(ceil_div(p.n_q, cluster), multiple["rows"]) * multiple["rows"]
+    if equal < rows and _peak(p, equal, best[1], cluster) <= words:
+        rows = equal
+    return ForwardTiles(rows, best[1], cluster)
 
 
 schedule = Schedule(

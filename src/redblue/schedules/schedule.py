@@ -102,9 +102,9 @@ class Sweep(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The edges of the tiles of scores that a pass computes, and the number of slices whose products add up to a tile.
+    """The tiles of scores that a pass computes: their edges, and the slices of features over which a tile is summed.
 
-    Each tile that contains an attended pair takes a move per slice, or more.
+    Every tile with an attended pair takes at least one move per slice.
     """
 
     rows: int
@@ -194,20 +194,21 @@ class Schedule:
         searched = _searchable(stream)
         multiple = dict.fromkeys(one_pass.edges, 1) | dict(multiple or {})
         search = one_pass.search or partial(search_grid, one_pass)
-        tiles = search(searched, words, multiple)
+        if searched is stream:
+            tiles = search(stream, words, multiple)
+        else:
+            tiles = _fitting(one_pass, stream, searched, words, lambda left: search(searched, left, multiple))
         if tiles is None:
             whole_axes = {edge: getattr(stream, axis) for edge, axis in WHOLE.items() if edge in multiple}
             smallest = multiple | whole_axes | dict(getattr(one_pass.tile_type, "SMALLEST", {}))
-            least = int(one_pass.cost(stream, one_pass.tile_type(**smallest)).peak)
-            raise TooFewWords(
-                f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at least "
-                f"{least} words, got {words}"
-            )
-        if searched is stream:
-            return tiles
-        whole = (edge for edge in one_pass.edges if edge in WHOLE)
-        spanning = [edge for edge in whole if getattr(tiles, edge) >= getattr(searched, WHOLE[edge])]
-        return tiles._replace(**{edge: getattr(stream, WHOLE[edge]) for edge in spanning})
+            tiles = one_pass.tile_type(**smallest)
+            least = int(one_pass.cost(stream, tiles).peak)
+            if searched is stream or least > words:
+                raise TooFewWords(
+                    f"{self.name} {problem.direction} with d = {problem.d}, d_v = {problem.d_v} needs a cache of at "
+                    f"least {least} words, got {words}"
+                )
+        return tiles
 
     def make_tiles(self, problem: AnyProblem, edges: Mapping[str, int]) -> Any:
         """Return tiles with the given edges; missing edges span their axis (see WHOLE), or have their default, or 1.
@@ -257,6 +258,25 @@ class Schedule:
         return self.cost(problem, tiles).words
 
 
+def _fitting(one_pass: Pass, stream: AnyProblem, searched: AnyProblem, words: int, search: Callable[[int], Any]) -> Any:
+    """Return the best tiles for the shorter problem `searched`, or smaller tiles if these do not fit for the stream.
+
+    For the stream, tiles may hold more words, because an array that stays whole is longer, for example.
+    search(words): the best tiles for `searched`. Returns None if no tiles that the search returns fit.
+    """
+    left = words
+    while left > 0 and (tiles := search(left)) is not None:
+        held = min(left, int(one_pass.cost(searched, tiles).peak))
+        whole = (edge for edge in one_pass.edges if edge in WHOLE)
+        spanning = [edge for edge in whole if getattr(tiles, edge) >= getattr(searched, WHOLE[edge])]
+        tiles = tiles._replace(**{edge: getattr(stream, WHOLE[edge]) for edge in spanning})
+        peak = int(one_pass.cost(stream, tiles).peak)
+        if peak <= words:
+            return tiles
+        left = held * words // peak
+    return None
+
+
 def _searchable(stream: AnyProblem) -> AnyProblem:
     """Return the problem, or, if its sequences are too long for the tile search, the same problem on shorter ones.
 
@@ -279,6 +299,11 @@ def _searchable(stream: AnyProblem) -> AnyProblem:
             "masks. Give the tiles instead"
         )
     group = stream.mask.group
+    if group > longest:
+        raise RedblueError(
+            f"{group:,} query heads per key head are too many for the tile search, which takes at most {longest:,} if "
+            f"d = {stream.d:,} and d_v = {stream.d_v:,}. Give the tiles instead"
+        )
     return replace(stream, n_q=min(n_q, longest // group * group), n_k=min(n_k, longest))
 
 
