@@ -43,6 +43,28 @@ def test_numbers_too_large_for_parquet_are_refused(tmp_path, expected):
     assert os.listdir(tmp_path) == []
 
 
+def test_the_points_of_a_parquet_file_that_cannot_be_written_are_kept_for_another_format(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow", reason="Parquet is NOT tested: pip install 'redblue[parquet]'")
+    axes = {"n": [8, 10**7], "d": 16, "words": 64, "heads": 10**6, "schedule": "standard"}
+    expected = sweep.run(axes, jobs=1)
+    assert max(row["flops"] for row in expected) > 2**63
+    with pytest.raises(RedblueError) as refused:
+        sweep.run(axes, output=tmp_path / "big.parquet", jobs=1)
+    kept = tmp_path / "big.parquet.partial.jsonl"
+    assert f"The finished points are in {kept}. To keep them, rename this file to big.csv.partial.jsonl," in str(
+        refused.value
+    )
+    kept.rename(tmp_path / "big.csv.partial.jsonl")
+
+    def computed_again(point):
+        raise AssertionError(point)
+
+    monkeypatch.setattr(runner, "evaluate", computed_again)
+    assert sweep.run(axes, output=tmp_path / "big.csv", jobs=1) == expected
+    assert sweep.read(tmp_path / "big.csv") == expected
+    assert os.listdir(tmp_path) == ["big.csv"]
+
+
 def test_an_existing_file_is_kept(tmp_path, expected):
     path = tmp_path / "r.csv"
     path.write_text("mine")

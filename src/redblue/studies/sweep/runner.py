@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from redblue.base.errors import RedblueError
 from redblue.base.files import check_target
 from redblue.base.journal import Journal, journal_path
 from redblue.base.parallel import finish
 from redblue.schedules import SCHEDULES, Schedule, users
 from redblue.studies.sweep.grid import Point, Sweep, make_sweep
 from redblue.studies.sweep.points import COLUMNS, Row, evaluate
-from redblue.studies.sweep.store import FORMATS, write
+from redblue.studies.sweep.store import FORMATS, TooLarge, write
 
 
 def run(
@@ -49,7 +50,14 @@ def run(
         return rows
     with open_journal(target.path, sweep, restart) as journal:
         rows = _sorted(finish(rows_of, sweep.point, sweep.size, journal.done, jobs, journal.add, progress))
-        write(rows, output, force)
+        try:
+            write(rows, output, force)
+        except TooLarge as error:
+            other = target.path.with_suffix(".csv")
+            raise RedblueError(
+                f"{error}. The finished points are in {journal.path}. To keep them, rename this file to "
+                f"{journal_path(other).name}, and repeat the sweep with the output {other.name}"
+            ) from error
         journal.remove()
     return rows
 

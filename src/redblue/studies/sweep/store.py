@@ -16,10 +16,15 @@ from redblue.studies.sweep.points import COLUMNS, Row
 REMEDY = "give a file that redblue sweep -o (or sweep.write) wrote"
 
 
+class TooLarge(RedblueError):
+    """A number does not fit the format of the file; other formats hold it."""
+
+
 def write(rows: Sequence[Row], path: str | os.PathLike[str], force: bool = False) -> Path:
     """Write the rows in the format of the file's suffix: .csv, .jsonl or .parquet.
 
-    force: replace an existing file. Raises RedblueError if the file exists or cannot be written.
+    force: replace an existing file. Raises RedblueError if the file exists or cannot be written, and TooLarge if a
+    number exceeds the 64 bits of Parquet.
     """
     target = check_target(path, tuple(FORMATS), force)
     save = FORMATS[target.suffix][0]
@@ -116,7 +121,7 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     try:
         table = pyarrow.Table.from_pylist(list(rows), schema=schema)
     except OverflowError:
-        raise RedblueError(f"{path.name}: a number exceeds Parquet's 64 bits; write .csv or .jsonl instead") from None
+        raise TooLarge(f"{path.name}: a number exceeds Parquet's 64 bits; write .csv or .jsonl instead") from None
     pyarrow.parquet.write_table(table, path, compression="zstd")
 
 
