@@ -132,6 +132,7 @@ def masks_with_unattended_keys():
     return {
         "top left": rb.Mask.causal(),
         "window": rb.Mask.sliding_window(4, 2),
+        "late window": rb.Mask.sliding_window(2, 1, align="bottom-right"),
         "nothing": rb.Mask.key_lengths([0, 0]),
         "lengths": rb.Mask.key_lengths([18, 33]),
         "dense": rb.Mask.from_dense(dense),

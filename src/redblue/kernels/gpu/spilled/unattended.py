@@ -2,8 +2,7 @@
 
 These kernels multiply all keys of a slice by P or dS. Both are 0 where a key is not attended, but 0 times NaN is NaN,
 and a cache of keys that is not full yet may hold NaN. Attended keys are not changed, as on the CPU.
-Keys before the first query's window stay, too, and up to one tile of them is read: dropout counts keys from the first,
-so they cannot be cut off.
+Keys before the first query's window are not cut off, because dropout counts keys from the first.
 """
 
 from __future__ import annotations
@@ -26,19 +25,27 @@ PANEL = 64  # rows that are lowered together, as for lists of tiles of at least 
 
 
 def without_unattended_keys(task: Task) -> Task:
-    """The task without keys that no query attends. They are cut off after a band, and set to 0 in a listed mask.
+    """The task without keys that no query attends. They are cut off after a band, and set to 0 elsewhere, in copies.
 
     Writes 0 into the gradients of keys that are cut off.
     """
     sizes = task.sizes
     if task.mask is None:
         stop = sizes.n_k if task.end is None else max(0, min(sizes.n_k, sizes.n_q - 1 + task.end))
-        return task if stop == sizes.n_k else _cut(task, stop)
+        task = task if stop == sizes.n_k else _cut(task, stop)
+        if task.first is None or task.first <= 0:
+            return task
+        return _cleared(task, torch.arange(stop, device=task.k.device) < task.first)
     attended = attended_keys(task.mask, sizes.n_q, sizes.n_k, sizes.group, task.q.device)
     if attended is None:
         return task
     in_use((attended,))
-    unattended = ~(attended[0] if task.planes is None else attended[task.planes.long()])[..., None]
+    return _cleared(task, ~(attended[0] if task.planes is None else attended[task.planes.long()]))
+
+
+def _cleared(task: Task, unattended: Tensor) -> Task:
+    """The task with copies of k and v that are 0 at the unattended keys, (n_k,) or (batch, key heads, n_k)."""
+    unattended = unattended[..., None]
     return replace(task, k=task.k.masked_fill(unattended, 0.0), v=task.v.masked_fill(unattended, 0.0))
 
 
