@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redblue.base.errors import RedblueError
-from redblue.base.text import amount, time
+from redblue.base.text import byte_amount, time
 
 LONG_SECONDS = 5.0  # work that takes longer is announced
 UNPRINTED = 10**18  # larger estimates are not worth their digits
@@ -35,7 +35,7 @@ def check_fits(task: str, bytes: float, seconds: float = 0.0) -> None:
 
 def bytes_text(bytes: float) -> str:
     """Format an estimate of bytes for people."""
-    return "more than 1000 PB" if bytes >= UNPRINTED else f"about {amount(bytes)}B"
+    return "more than 1000 PB" if bytes >= UNPRINTED else f"about {byte_amount(bytes)}"
 
 
 def count_text(number: float) -> str:

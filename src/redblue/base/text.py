@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+PREFIXES = ("Y", "Z", "E", "P", "T", "G", "M", "k")
 MAX_QUOTED = 60  # characters of the user's text in an error
 
 
@@ -16,10 +17,25 @@ def amount(number: float | None) -> str:
     """Format a count with an SI prefix; None becomes "-"."""
     if number is None:
         return "-"
-    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= power:
-            return f"{number / power:.3g} {prefix}"
+    rounded = _rounded(number)
+    for i, prefix in enumerate(PREFIXES):
+        power = 1000.0 ** (len(PREFIXES) - i)
+        if rounded >= power:
+            return f"{rounded / power:.3g} {prefix}"
     return f"{number:,.0f}"
+
+
+def _rounded(number: float) -> float:
+    """Round to the three digits that are shown, so that the unit suits the shown number: 999,999 is 1 M, not 1000 k."""
+    return float(f"{number:.3g}")
+
+
+def byte_amount(number: float | None) -> str:
+    """Format a number of bytes with an SI prefix; None becomes "-"."""
+    if number is None:
+        return "-"
+    text = amount(number)
+    return f"{text}B" if text.endswith(PREFIXES) else f"{text} B"
 
 
 def capacity(size_bytes: int | None) -> str:
@@ -32,7 +48,7 @@ def capacity(size_bytes: int | None) -> str:
     for power, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if power <= size_bytes < 1024 * power and size_bytes * 4 % power == 0:
             return f"{size_bytes / power:g} {unit}"
-    return f"{amount(size_bytes)}B"
+    return byte_amount(size_bytes)
 
 
 def ratio(number: float | None) -> str:
@@ -49,10 +65,13 @@ def time(seconds: float | None) -> str:
     """Format a duration in the unit that suits it."""
     if seconds is None:
         return "not known"
+    rounded = _rounded(seconds)
+    if rounded >= 1000:
+        return f"{rounded:,.0f} s"
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+        if rounded >= scale:
+            return f"{rounded / scale:.3g} {unit}"
+    return f"{rounded / 1e-9:.3g} ns"
 
 
 def tile_text(tiles: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from redblue.base.terminal import StackingTable, table
-from redblue.base.text import amount, capacity, ratio, tile_text
+from redblue.base.text import amount, byte_amount, capacity, ratio, tile_text
 from redblue.bounds import Bound
 from redblue.catalogue.memories import Memory
 from redblue.catalogue.models import Model
@@ -99,7 +99,7 @@ def memories_table(machines: Iterable[Memory], largest_d: Sequence[Sequence[int 
                 level.name,
                 capacity(level.capacity_bytes),
                 str(level.count),
-                f"{amount(speed)}B/s" if speed else "not known",
+                f"{byte_amount(speed)}/s" if speed else "not known",
                 str(star) if star else "-",
             )
     return lines

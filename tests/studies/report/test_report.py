@@ -16,7 +16,7 @@ import redblue as rb
 from redblue import schedules
 from redblue.base import style
 from redblue.base.errors import RedblueError
-from redblue.base.text import amount, ratio
+from redblue.base.text import amount, byte_amount, ratio
 from redblue.catalogue.memories import Level, Memory
 from redblue.catalogue.models import Layers, Model
 from redblue.lab.text import STANDARD_REMARK
@@ -166,7 +166,9 @@ def test_the_page_shows_the_numbers_of_the_plans(report, page):
         assert shape.model.title in text
         assert f"{level.capacity_words:,}" in text
         assert f"gap {ratio(level.gap)}" in text
-        assert f"{amount(level.words)} {amount(level.bytes)}B {amount(level.bound.words)} {level.bound.name}" in text
+        assert (
+            f"{amount(level.words)} {byte_amount(level.bytes)} {amount(level.bound.words)} {level.bound.name}" in text
+        )
         assert f"{level.words:,} words" in page  # on hover
     for check in report.checks:
         assert f"{check.expected_words:,} {check.counted_words:,} {check.counted_peak:,}" in text

@@ -13,7 +13,7 @@ import vl_convert
 from redblue.base import style
 from redblue.base.files import Target, check_target
 from redblue.base.parallel import run_all
-from redblue.base.text import amount, capacity, limit_text, nesting_text, ratio, tile_text, time
+from redblue.base.text import amount, byte_amount, capacity, limit_text, nesting_text, ratio, tile_text, time
 from redblue.lab.text import STANDARD_REMARK, mask_text, shape_text
 from redblue.studies.experiments.result import Result
 from redblue.studies.experiments.terminal import plain
@@ -93,6 +93,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "amount": amount,
+        "bytes": byte_amount,
         "capacity": capacity,
         "mask": mask_text,
         "limit": limit_text,
