@@ -186,9 +186,55 @@ def test_a_tuned_launch_that_is_not_among_the_plans_may_be_refused(monkeypatch):
             raise triton.OutOfResources(600, 512, "tensor memory")
         ran.append(launch)
 
+    with pytest.warns(UserWarning, match="600 columns of tensor memory"):
+        fallback.run(KIND, lambda: launches[2], lambda: launches, execute)
+    fallback.run(KIND, lambda: launches[2], lambda: launches, execute)  # no second warning: it would fail the test
+    assert ran == launches[:1] * 2
+
+
+def test_a_tuned_launch_runs_again_when_there_is_memory_again():
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(3)]
+    tried = []
+
+    def execute(launch):
+        tried.append(launch)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("no memory left")
+
+    with pytest.warns(UserWarning, match="no memory left; flash .* runs instead"):
+        fallback.run(KIND, lambda: launches[2], lambda: launches, execute)
     for _ in range(2):
         fallback.run(KIND, lambda: launches[2], lambda: launches, execute)
+    assert tried == [launches[2], launches[0], launches[2], launches[2]]
+
+
+def test_a_choice_among_refused_launches_is_not_made_again():
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(2)]
+    chosen, ran = [], []
+
+    def choose():
+        chosen.append(None)
+        raise triton.OutOfResources(600, 512, "tensor memory")
+
+    for _ in range(2):
+        fallback.run(KIND, choose, lambda: launches, ran.append)
+    assert len(chosen) == 1
     assert ran == launches[:1] * 2
+
+
+def test_a_choice_that_found_too_little_memory_is_made_again():
+    launches = [Launch("flash", ForwardTiles(16 << i, 16, 150)) for i in range(2)]
+    chosen, ran = [], []
+
+    def choose():
+        chosen.append(None)
+        if len(chosen) == 1:
+            raise torch.OutOfMemoryError("no memory left")
+        return launches[1]
+
+    for _ in range(2):
+        fallback.run(KIND, choose, lambda: launches, ran.append)
+    assert ran == launches
 
 
 def test_launches_shrink_down_to_the_smallest_tiles():

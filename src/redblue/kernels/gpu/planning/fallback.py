@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,22 +26,16 @@ def run(
 ) -> None:
     """Execute the chosen launch or, if the card refuses it, the first of the others that the card accepts.
 
-    A warning reports the replacement once, and later calls of the kind begin with the accepted launch. A launch
-    overwrites everything that a refused launch wrote. Raises RedblueError if the card refuses every launch.
+    A warning reports the replacement. Later calls of the kind skip the refused launch, unless memory ran out: the next
+    call may find more. A launch overwrites everything that a refused launch wrote. Raises RedblueError if the card
+    refuses every launch.
     """
-    refused = _refused.get(kind)
-    if refused is None:
-        try:
-            execute(choose())
-            return
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            refused = _refused.setdefault(kind, {})
+    refused, tried = _refused.setdefault(kind, {}), set[Launch]()
     first_reason, out_of_memory = None, None
-    for launch in others():
-        if launch in refused:
+    for launch in _attempts(kind, choose, others):
+        if launch in refused or launch in tried:
             continue
+        tried.add(launch)
         try:
             execute(launch)
         except Exception as error:
@@ -49,7 +43,7 @@ def run(
                 raise
             reason = _reason(kind, launch, error)
             first_reason = first_reason or reason
-            if isinstance(error, torch.OutOfMemoryError):  # the next call may find more memory
+            if isinstance(error, torch.OutOfMemoryError):
                 out_of_memory = error.with_traceback(None)
             else:
                 refused[launch] = reason
@@ -63,12 +57,29 @@ def run(
     raise RedblueError(f"{refused[least]}; every other planned launch fails, too: move the tensors with .cpu()")
 
 
+def _attempts(kind: Kind, choose: Callable[[], Launch], others: Callable[[], Iterable[Launch]]) -> Iterator[Launch]:
+    """Yield the chosen launch, unless the card refuses every launch among which `choose` chooses; then the others."""
+    if kind not in _unchosen:
+        try:
+            chosen = choose()
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            if not isinstance(error, torch.OutOfMemoryError):
+                _unchosen.add(kind)
+        else:
+            yield chosen
+    yield from others()
+
+
 def forget() -> None:
     """Drop the record of launches that were refused in this process."""
     _refused.clear()
+    _unchosen.clear()
 
 
 _refused: dict[Kind, dict[Launch, str]] = {}  # the reason as text: the error itself would keep tensors alive
+_unchosen: set[Kind] = set()  # kinds for which `choose` failed, because it may time launches again at each call
 
 
 def _reason(kind: Kind, launch: Launch, error: Any) -> str:
