@@ -1,6 +1,7 @@
 """Experiments: the runner, its files, interrupted runs, and the findings of each quick run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from types import SimpleNamespace
@@ -113,6 +114,20 @@ def test_bad_calls_are_refused(tmp_path):
         experiments.run("sparse", out=tmp_path / "file")
     with pytest.raises(RedblueError, match="jobs must be a whole number"):
         experiments.run("sparse", out=tmp_path, quick=True, jobs=0)
+
+
+def test_a_wrong_call_makes_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "get", lambda name: replace(experiments.get(name), missing=str))
+    with pytest.raises(RedblueError, match=r"there is no typo.sparse\.json: run"):
+        experiments.redraw("sparse", out="typo")
+    with pytest.raises(RedblueError, match="the experiment sparse has no parts: leave out --only x"):
+        experiments.run("sparse", out="typo", only="x")
+    with pytest.raises(RedblueError, match="unknown part 'x'"):
+        experiments.run("training", out="typo", only="x")
+    with pytest.raises(RedblueError, match="jobs must be 1"):
+        experiments.run("training", out="typo", jobs=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command(tmp_path, monkeypatch):

@@ -50,15 +50,16 @@ def run(
     this machine lacks a requirement of the experiment. Without `force`, it also raises RedblueError if the folder holds
     other files of these names, or if a quick run would replace results of hours.
     """
-    experiment, folder = get(name), _folder(out)
+    experiment = get(name)
     if missing := experiment.missing():
         raise RedblueError(f"the experiment {name} cannot run here: {missing}")
+    points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
+    jobs = _one_job(jobs) if experiment.alone else jobs
+    folder = _folder(out)  # after the checks of the arguments, so that a wrong call leaves no folder
     _check_targets(folder, name, force)
     if quick and not force:
         _check_full(folder, experiment, only)
-    points = [point for point in experiment.points(quick) if only in (None, _part_of(experiment, only, point))]
     _other_parts(folder, name, only)  # raises before the work
-    jobs = _one_job(jobs) if experiment.alone else jobs
     kept = journal_of(folder, name, only)
     with Journal(kept, "experiment", identity(name, points), len(points), restart) as journal:
         evaluate = partial(measure, name)
@@ -186,6 +187,7 @@ def _check_full(folder: Path, experiment: Experiment, only: str | None) -> None:
 
 def redraw(name: str, *, out: str | os.PathLike[str] = FOLDER) -> Result:
     """Write the figures and the page of an existing result again, without measuring. Raises as `read` does."""
+    read(out, name)  # raises before a folder is made
     folder = _folder(out)
     with _locked(folder, get(name)):
         result = read(folder, name)
