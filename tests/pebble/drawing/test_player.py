@@ -13,7 +13,7 @@ from redblue import RedblueError, pebble
 from redblue.pebble import Further, IllegalMove, Rules, check, heuristic
 from redblue.pebble.drawing.layout import layout
 from redblue.pebble.drawing.player import _states, render, strip, write_game
-from redblue.pebble.moves import Game
+from redblue.pebble.moves import LOAD, STORE, Game
 from support.games import graphs, naive_game
 
 GRAPH = pebble.attention_graph(2, 1)
@@ -91,6 +91,11 @@ def test_a_strip_shows_the_game_from_its_first_words_to_its_end():
     assert captions[-2] == f"after move {len(FOUND.moves)}"
     assert all(re.fullmatch(r"[0-5] of 5 red", text) for text in captions[1::2])
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4 * GRAPH.n
+
+
+def test_a_strip_has_at_most_a_picture_for_each_word():
+    words = sum(kind in (LOAD, STORE) for kind, *_ in FOUND.moves)
+    assert strip(GRAPH, FOUND.moves, 5, frames=10**12) == strip(GRAPH, FOUND.moves, 5, frames=words)
 
 
 def test_states_are_those_of_the_rules():

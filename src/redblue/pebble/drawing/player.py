@@ -67,6 +67,7 @@ def strip(
 ) -> str:
     """Return `frames` pictures of a game side by side, as SVG, with equally many loads and stores between them.
 
+    A game of fewer loads and stores has fewer pictures.
     Raises as `render` does, and RedblueError for `frames` below 1.
     """
     rules, game = rules_of(rules), Game.of(moves)
@@ -75,6 +76,7 @@ def strip(
     whole_number("frames", frames)
     transfers = np.cumsum(np.isin(game.kinds, (LOAD, STORE)))
     total = int(transfers[-1]) if len(game) else 0
+    frames = min(frames, total)
     counts = sorted({max(1, round(total * i / frames)) for i in range(1, frames + 1)}) if total else [0]
     times = [len(game) if n == total else int(np.searchsorted(transfers, n, side="right")) for n in counts]
     return _strip(graph, _states(graph, game, rules, times), times, red, rules)
