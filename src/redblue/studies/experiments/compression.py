@@ -225,8 +225,9 @@ input. He runs the same schedule, on zeros until the phase begins, and then on t
 every score that the phase computes (in the backward pass, every dP_ij). The positions of the scores among the computed
 words do not depend on the data, as two runs on random inputs confirm. The columns:
 
-- *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly. At most
-  {DECODED} phases of a run are decoded, spread evenly. Scores are counted in all phases.
+- *Decoded exactly*: the number of decoded phases in which every score equals that of Q Kᵀ computed directly (in the
+  backward pass, every dP_ij equals that of dO Vᵀ). At most {DECODED} phases of a run are decoded, spread evenly. Scores
+  are counted in all phases.
 - *Limit*: W = 2M words determine at most (W + d²)²/4d² scores, or W scores if W < d² (Theorem 4).
 - *Determined*: any message that determines the scores of a phase has at least D words. The column shows the largest
   ratio of D to the words of a phase's message, over the decoded phases of the run. Let s_1 ≥ s_2 ≥ ... be the numbers
