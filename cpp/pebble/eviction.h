@@ -14,17 +14,18 @@ struct PebbleOffer {
 };
 
 // Calls visit(evicted, stored) for every minimal set of pebbles that frees `excess` words, and every choice of pebbles
-// to store first, within the offer.
-template <class Bits, class Visit>
+// to store first, within the offer. Asks goes_on() at every step, because there may be too many sets to enumerate.
+template <class Bits, class GoesOn, class Visit>
 class PebbleEviction {
  public:
-  PebbleEviction(const PebbleBoardBits<Bits>& board, const PebbleOffer<Bits>& offer, Visit& visit)
-      : board_(board), offer_(offer), visit_(visit) {}
+  PebbleEviction(const PebbleBoardBits<Bits>& board, const PebbleOffer<Bits>& offer, GoesOn& goes_on, Visit& visit)
+      : board_(board), offer_(offer), goes_on_(goes_on), visit_(visit) {}
 
   void evict(std::int64_t excess) { evict(offer_.drop | offer_.store, excess, offer_.budget, 0, 0); }
 
  private:
   void evict(Bits may, std::int64_t excess, std::int64_t budget, Bits evicted, Bits stored) {
+    if (!goes_on_()) return;
     if (excess <= 0) {
       if (board_.unit || none_could_stay(evicted, -excess)) visit_(evicted, stored);
       return;
@@ -47,6 +48,7 @@ class PebbleEviction {
 
   const PebbleBoardBits<Bits>& board_;
   PebbleOffer<Bits> offer_;
+  GoesOn& goes_on_;
   Visit& visit_;
 };
 

@@ -125,15 +125,15 @@ class PartialRules {
     }
   }
 
-  template <class Visit>
-  void expand(const State& s, std::int64_t slack, Visit&& visit) const {
+  template <class GoesOn, class Visit>
+  void expand(const State& s, std::int64_t slack, GoesOn&& goes_on, Visit&& visit) const {
     const Bits had = s.red | s.blue;
     every_.without(s.marked).each([&](int e) {
       const int parent = int(board_.task.parents[e]), node = heads_[e];
-      if (had >> parent & 1 && s.marked.covers(into_[parent])) step(s, node, parent, slack, visit);
+      if (had >> parent & 1 && s.marked.covers(into_[parent])) step(s, node, parent, slack, goes_on, visit);
     });
     each(board_.all & ~had, [&](int v) {
-      if (!board_.parents[v] && !(out_[v].size() && s.marked.covers(out_[v]))) step(s, v, -1, slack, visit);
+      if (!board_.parents[v] && !(out_[v].size() && s.marked.covers(out_[v]))) step(s, v, -1, slack, goes_on, visit);
     });
   }
 
@@ -181,14 +181,14 @@ class PartialRules {
     s.blue &= ~bit<Bits>(node);  // the copy in slow memory is out of date
   }
 
-  template <class Visit>
-  void step(const State& s, int node, int parent, std::int64_t slack, Visit&& visit) const {
+  template <class GoesOn, class Visit>
+  void step(const State& s, int node, int parent, std::int64_t slack, GoesOn& goes_on, Visit& visit) const {
     Bits pair = bit<Bits>(node);
     if (parent >= 0) pair |= bit<Bits>(parent);
     const Bits may = s.red & ~pair;
     const PebbleOffer<Bits> offer{may & s.blue, may & ~s.blue, board_.reload(), board_.task.costs.store, slack};
     auto choice = [&](Bits evicted, Bits stored) { visit(Step{node, parent, evicted, stored}); };
-    PebbleEviction<Bits, decltype(choice)>(board_, offer, choice).evict(board_.words(s.red | pair) - board_.task.red());
+    PebbleEviction(board_, offer, goes_on, choice).evict(board_.words(s.red | pair) - board_.task.red());
   }
 
   // Returns an edge that can be marked at once, or -1. Either the edge's head is already dark, or the edge is the last

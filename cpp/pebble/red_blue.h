@@ -84,9 +84,9 @@ class RedBlueRules {
   }
 
   // Calls visit(step) for every useful step that may lead to a game that costs at most `slack` more than the estimate
-  // of this state.
-  template <class Visit>
-  void expand(const State& s, std::int64_t slack, Visit&& visit) const {
+  // of this state, until goes_on() returns false.
+  template <class GoesOn, class Visit>
+  void expand(const State& s, std::int64_t slack, GoesOn&& goes_on, Visit&& visit) const {
     const Bits computed = once_ ? computed_in(s) : 0;
     const Bits wanted = (once_ ? board_.all & ~computed : live_again(s)) & ~s.red & ~board_.blue;
     const std::int64_t rest = once_ ? 0 : estimate(s);
@@ -96,7 +96,7 @@ class RedBlueRules {
       const std::int64_t excess = board_.words(together) + board_.task.words[v] - board_.task.red();
       const PebbleOffer<Bits> offer = this->offer(s, v, slack, excess, rest);
       auto plain = [&](Bits evicted, Bits stored) { visit(Step{v, -1, evicted, stored}); };
-      PebbleEviction<Bits, decltype(plain)>(board_, offer, plain).evict(excess);
+      PebbleEviction(board_, offer, goes_on, plain).evict(excess);
       if (!board_.task.sliding || excess <= 0) return;
       each(parents, [&](int p) {
         const Bits one = bit<Bits>(p);
@@ -107,7 +107,7 @@ class RedBlueRules {
         };
         const std::int64_t before = board_.words(together) - board_.task.red();
         const std::int64_t after = before + board_.task.words[v] - board_.task.words[p];
-        PebbleEviction<Bits, decltype(slid)>(board_, offer, slid).evict(std::max(before, after));
+        PebbleEviction(board_, offer, goes_on, slid).evict(std::max(before, after));
       });
     });
   }

@@ -6,13 +6,16 @@ namespace {
 
 template <class Bits>
 PebbleResult search(const PebbleTask& task, const PebbleLimits& limits) {
-  if (task.partial) return PebbleSearch<PartialRules<Bits>>(task, limits).run();
+  PebbleWatch watch(limits);
+  const PebbleBoardBits<Bits> board(task);
+  const std::vector<Renumbering> symmetries = PebbleSymmetries(board, std::size_t(limits.symmetries), watch).list();
+  if (task.partial) return PebbleSearch<PartialRules<Bits>>(task, limits, symmetries, watch).run();
   // A game that computes each node once is also legal with recomputation, and is found sooner.
   PebbleTask once = task;
   once.once = true;
   PebbleResult known;
-  if (!task.once) known = PebbleSearch<RedBlueRules<Bits>>(once, limits).first_game();
-  return PebbleSearch<RedBlueRules<Bits>>(task, limits).run(std::move(known));
+  if (!task.once) known = PebbleSearch<RedBlueRules<Bits>>(once, limits, symmetries, watch).first_game();
+  return PebbleSearch<RedBlueRules<Bits>>(task, limits, symmetries, watch).run(std::move(known));
 }
 
 }  // namespace

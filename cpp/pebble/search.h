@@ -1,7 +1,6 @@
 // Finds the cheapest pebble game and proves it: A* over settled states, after a beam search for an upper bound.
 #pragma once
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -10,6 +9,7 @@
 #include "pebble/partial.h"
 #include "pebble/red_blue.h"
 #include "pebble/states.h"
+#include "pebble/watch.h"
 
 namespace redblue {
 
@@ -22,32 +22,29 @@ class PebbleSearch {
   using State = typename Rules::State;
   using States = PebbleStates<State>;
 
-  PebbleSearch(const PebbleTask& task, const PebbleLimits& limits)
-      : rules_(task), limits_(limits), started_(Clock::now()),
-        step_(std::max<std::int64_t>(1, std::min(task.costs.load, task.costs.store))),
-        symmetries_(PebbleSymmetries(rules_.board(), std::size_t(limits.symmetries)).list()) {}
+  PebbleSearch(const PebbleTask& task, const PebbleLimits& limits, const std::vector<Renumbering>& symmetries,
+               PebbleWatch& watch)
+      : rules_(task), limits_(limits), symmetries_(symmetries), watch_(watch),
+        step_(std::max<std::int64_t>(1, std::min(task.costs.load, task.costs.store))) {}
 
   // Finds a good game, if the limits allow it. known: a game to beat, legal by these rules.
   PebbleResult first_game(PebbleResult known = {}) {
     result_ = std::move(known);
-    stopped_ = result_.stopped;
     const State first = begin();
-    for (int beam = 1; beam <= limits_.beam && !stopped_; beam *= 10) sweep(first, beam);
-    result_.stopped = stopped_;
+    for (int beam = 1; beam <= limits_.beam && !watch_.stopped(); beam *= 10) sweep(first, beam);
     return result_;
   }
 
   PebbleResult run(PebbleResult known = {}) {
     first_game(std::move(known));
-    if (!stopped_) best_first(begin());
+    if (!watch_.stopped()) best_first(begin());
     if (result_.proved) result_.at.lower_bound = result_.at.cost;
     return std::move(result_);
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   static constexpr int kSweeps = 8;
-  static constexpr double kAskEvery = 0.05;  // seconds
+  static constexpr int kAskEvery = 1024;  // evictions
   static constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
 
   State begin() {
@@ -67,7 +64,7 @@ class PebbleSearch {
     const std::uint32_t root = states.add(first, States::kNone, begin_cost_, 0);
     if (rules_.finished(first)) finish(states, root);
     levels[rules_.left(first)].emplace(0, root);
-    for (int round = 0; round < kSweeps && !stopped_; ++round)
+    for (int round = 0; round < kSweeps && !watch_.stopped(); ++round)
       for (auto& [left, level] : levels)
         for (int k = 0; k < beam && !level.empty() && fits(states) && goes_on(states); ++k) {
           const auto [total, i] = level.top();
@@ -105,7 +102,8 @@ class PebbleSearch {
       if (states[i].due != due) continue;
       if (!fits(states) || !goes_on(states)) return;
       states[i].due = std::int32_t(next);
-      grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); });
+      if (!grow(states, i, next - 1, [&](std::uint32_t child, std::int64_t total) { open[total].push_back(child); }))
+        return;
       if (next < upper()) open[next].push_back(i);
     }
     result_.proved = result_.at.cost >= 0;
@@ -113,12 +111,17 @@ class PebbleSearch {
 
   // Expands state i: calls visit(number, total) for every state that a step from it reaches more cheaply than before.
   // total: a lower bound on the cost of a game through that state; states with a larger total than `most` are skipped.
+  // Returns false if the limits ended the expansion before all of its steps.
   template <class Visit>
-  void grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
+  bool grow(States& states, std::uint32_t i, std::int64_t most, Visit&& visit) {
     const State from = states[i].state;
     const std::int64_t so_far = states[i].cost;
     ++result_.at.expanded;
-    rules_.expand(from, most - so_far - rules_.estimate(from), [&](const typename Rules::Step& step) {
+    bool complete = true;
+    const auto goes_on = [&] {
+      return complete = complete && may_try() && (tried_ % kAskEvery || fits(states));
+    };
+    rules_.expand(from, most - so_far - rules_.estimate(from), goes_on, [&](const typename Rules::Step& step) {
       State to = from;
       const std::int64_t cost = so_far + rules_.play(to, step, NoRecord{});
       if (cost > most) return;
@@ -139,34 +142,40 @@ class PebbleSearch {
       else
         visit(child, total);
     });
+    return complete && !watch_.stopped();  // a stopped finish() loses a game
   }
 
-  // Records the game that leads to a finished state. Symmetries renumber the nodes of each state on the path;
-  // `original` maps a node to its number in the graph.
+  // Records the game that leads to a finished state, unless it is stopped. Symmetries renumber the nodes of each state
+  // on the path; `original` maps a node to its number in the graph.
   void finish(States& states, std::uint32_t last) {
     std::vector<std::uint32_t> way;
     for (std::uint32_t i = last; i != States::kNone; i = states[i].from) way.push_back(i);
-    result_.kinds.clear();
-    result_.nodes.clear();
-    result_.parents.clear();
+    PebbleResult game;
+    game.at = result_.at;
     Renumbering original(rules_.board().n);
     std::iota(original.begin(), original.end(), std::uint8_t(0));
     State now = rules_.first();
-    result_.at.cost = rules_.settle(now, PebbleRecord{result_, original});
+    game.at.cost = rules_.settle(now, PebbleRecord{game, original});
     canonical(now, &original);
     for (std::size_t k = way.size() - 1; k-- > 0;) {
       now = states[way[k + 1]].state;
+      const State next = states[way[k]].state;
+      const std::int64_t paid = states[way[k]].cost - states[way[k + 1]].cost;
       std::int64_t least_cost = kNever;
       typename Rules::Step best{};
-      rules_.expand(now, kNever, [&](const typename Rules::Step& step) {
+      const auto goes_on = [&] { return least_cost > paid && may_try(); };
+      const std::int64_t slack = paid + rules_.estimate(next) - rules_.estimate(now);
+      rules_.expand(now, slack, goes_on, [&](const typename Rules::Step& step) {
         State to = now;
         const std::int64_t cost = rules_.play(to, step, NoRecord{});
-        if (cost < least_cost && canonical(to) == states[way[k]].state) best = step, least_cost = cost;
+        if (cost < least_cost && canonical(to) == next) best = step, least_cost = cost;
       });
+      if (watch_.stopped()) return;
       if (least_cost == kNever) throw std::logic_error("a step of the game cannot be found again");
-      result_.at.cost += rules_.play(now, best, PebbleRecord{result_, original});
+      game.at.cost += rules_.play(now, best, PebbleRecord{game, original});
       canonical(now, &original);
     }
+    result_ = std::move(game);
   }
 
   // Returns the representative of all states to which symmetries map this state. Renumbers `original` accordingly.
@@ -189,29 +198,28 @@ class PebbleSearch {
 
   bool fits(const States& states) const { return states.bytes() <= limits_.bytes; }
 
-  // Returns whether the search may continue. Calls `keep_on` from time to time.
+  // Returns whether the next state may be expanded.
   bool goes_on(const States& states) {
     result_.at.stored = states.size();
-    if (result_.at.expanded % 64 == 0) {
-      const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-      stopped_ = stopped_ || (limits_.seconds > 0 && seconds > limits_.seconds);
-      if (seconds >= asked_ + kAskEvery) {
-        asked_ = seconds;
-        stopped_ = stopped_ || !limits_.keep_on(result_.at);
-      }
-    }
-    return !stopped_;
+    if (result_.at.expanded % 64 == 0) watch_.goes_on(result_.at);
+    return !watch_.stopped();
+  }
+
+  // Counts an eviction that is tried, and returns whether the search may continue. Between two states there may be
+  // thousands of millions of evictions.
+  bool may_try() {
+    if (++tried_ % kAskEvery == 0) watch_.goes_on(result_.at);
+    return !watch_.stopped();
   }
 
   Rules rules_;
-  PebbleLimits limits_;
-  Clock::time_point started_;
+  const PebbleLimits& limits_;
+  const std::vector<Renumbering>& symmetries_;
+  PebbleWatch& watch_;
   std::int64_t step_;  // the difference between totals at which a state is expanded again
-  std::vector<Renumbering> symmetries_;
-  double asked_ = 0;  // seconds
+  std::int64_t tried_ = 0;  // evictions
   std::int64_t begin_cost_ = 0;
   PebbleResult result_;
-  bool stopped_ = false;
 };
 
 }  // namespace redblue

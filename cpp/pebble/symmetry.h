@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pebble/task.h"
+#include "pebble/watch.h"
 
 namespace redblue {
 
@@ -15,15 +16,22 @@ namespace redblue {
 template <class Bits>
 class PebbleSymmetries {
  public:
-  PebbleSymmetries(const PebbleBoardBits<Bits>& board, std::size_t most) : board_(board), n_(board.n), most_(most) {
+  PebbleSymmetries(const PebbleBoardBits<Bits>& board, std::size_t most, PebbleWatch& watch)
+      : board_(board), n_(board.n), most_(most), watch_(watch) {
     refine();
-    for (fixed_ = 0; fixed_ <= n_; ++fixed_) {
-      symmetries_.clear();
+    // With more fixed nodes, extend() makes a part of the same attempts. So bisection finds the fewest fixed nodes.
+    int low = 0, high = n_;
+    for (fixed_ = 0; low <= high; fixed_ = (low + high) / 2) {
+      extended_.clear();
       tried_ = 0;
       image_.assign(n_, 0);
-      if (extend(0, 0)) return;
+      if (extend(0, 0)) {
+        symmetries_ = extended_;
+        high = fixed_ - 1;
+      } else {
+        low = fixed_ + 1;
+      }
     }
-    symmetries_.clear();
   }
 
   const std::vector<Renumbering>& list() const { return symmetries_; }
@@ -48,24 +56,28 @@ class PebbleSymmetries {
         next[v] = seen.emplace(std::move(key), int(seen.size())).first->second;
       }
       colour_ = next;
-      if (seen.size() == colours) return;
+      if (seen.size() == colours) break;
       colours = seen.size();
     }
+    alike_.assign(n_, 0);
+    for (int v = 0; v < n_; ++v)
+      for (int w = 0; w < n_; ++w)
+        if (colour_[w] == colour_[v]) alike_[v] |= bit<Bits>(w);
   }
 
   // Extends a partial symmetry that maps nodes 0 .. v - 1 to `taken`. Returns false if there are too many symmetries or
-  // attempts.
+  // attempts, or no time is left.
   bool extend(int v, Bits taken) {
     if (v == n_) {
-      symmetries_.push_back(image_);
-      return symmetries_.size() <= most_;
+      extended_.push_back(image_);
+      return extended_.size() <= most_;
     }
-    if (++tried_ > 200000) return false;
+    if (++tried_ > 200000 || (tried_ % 1024 == 0 && !watch_.goes_on({}))) return false;
     Bits parents = 0;
     each(board_.parents[v], [&](int p) { parents |= bit<Bits>(image_[p]); });
-    for (int w = 0; w < n_; ++w) {
-      if (taken >> w & 1 || colour_[w] != colour_[v] || board_.parents[w] != parents || (v < fixed_ && w != v))
-        continue;
+    for (Bits may = (v < fixed_ ? bit<Bits>(v) : alike_[v]) & ~taken; may; may &= may - 1) {
+      const int w = least(may);
+      if (board_.parents[w] != parents) continue;
       image_[v] = std::uint8_t(w);
       if (!extend(v + 1, taken | bit<Bits>(w))) return false;
     }
@@ -75,10 +87,12 @@ class PebbleSymmetries {
   const PebbleBoardBits<Bits>& board_;
   int n_, fixed_ = 0;
   std::size_t most_;
+  PebbleWatch& watch_;
   std::int64_t tried_ = 0;
   std::vector<int> colour_;
+  std::vector<Bits> alike_;  // per node: the nodes of its colour
   Renumbering image_;
-  std::vector<Renumbering> symmetries_;
+  std::vector<Renumbering> extended_, symmetries_;
 };
 
 template <class Bits>

@@ -32,7 +32,7 @@ struct PebbleProgress {
 
 struct PebbleResult {
   PebbleProgress at;
-  bool proved = false, stopped = false;
+  bool proved = false;
   std::vector<std::int8_t> kinds;
   std::vector<std::int64_t> nodes, parents;
 };

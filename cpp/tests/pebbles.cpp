@@ -1,5 +1,6 @@
 // Tests random small pebble games, in builds with sanitizers (make sanitize). The referee gets random moves, and must
-// accept the games of the player and of the search. Usage: pebbles [games] [seed]; prints the number of a failing game.
+// accept the games of the player and of the search, also of a search that is stopped. Usage: pebbles [games] [seed];
+// prints the number of a failing game.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -80,7 +81,12 @@ bool one_game() {
   const auto keep_on = [](const PebbleProgress&) { return true; };
   const PebbleResult result = search_pebbles(task, {0, std::int64_t(1) << 30, 10, 16, keep_on});
   const std::int64_t best = judged(board, {result.kinds, result.nodes, result.parents});
-  return result.proved && best == result.at.cost && best <= played;
+  if (!result.proved || best != result.at.cost || best > played) return false;
+
+  const double seconds = 1e-6 * double(pick(1, 200));
+  const PebbleResult early = search_pebbles(task, {seconds, std::int64_t(1) << 30, 10, 16, keep_on});
+  const bool legal = early.at.cost < 0 || judged(board, {early.kinds, early.nodes, early.parents}) == early.at.cost;
+  return legal && early.at.lower_bound <= best && (early.at.cost < 0 || best <= early.at.cost);
 }
 
 }  // namespace

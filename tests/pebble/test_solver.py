@@ -15,6 +15,7 @@ from redblue.pebble import (
     chain_graph,
     check,
     fft_graph,
+    from_edges,
     least_red,
     matmul_graph,
     random_graph,
@@ -22,6 +23,7 @@ from redblue.pebble import (
     tree_graph,
 )
 from redblue.pebble.milp import relaxation, solve_milp
+from redblue.pebble.search import BEAM, search
 from support.examples import thorough
 from support.pebbles import cheapest, drawn
 
@@ -120,6 +122,12 @@ def test_the_integer_program_agrees(first):
             assert relaxation(graph, red, rules) <= least.cost + 1e-6
 
 
+def test_whole_costs_are_exact():
+    """They have more digits than a float holds."""
+    rules = Rules(load_cost=3 * (2**53 + 1), store_cost=2**53 + 1)
+    assert optimum(chain_graph(3), 2, rules) == 4 * (2**53 + 1)
+
+
 def test_more_red_never_costs_more():
     for seed in range(30):
         graph = drawn(seed, 8)
@@ -152,6 +160,43 @@ def test_even_no_time_gives_a_game():
         assert solution.cost == check(graph, solution.moves, 5, name).cost
     slides = Rules("one-shot", sliding=True)
     assert solve(tree_graph(2, 5), 2, slides, time_limit=1e-9).cost >= 33
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_end_an_expansion(name):
+    """A node with 20 parents can be computed after millions of evictions: one expansion takes minutes."""
+    graph = random_graph(1, nodes=60, sources=40, in_degree=20)
+    rules = Rules(name)
+    red = least_red(graph, rules) + 8
+
+    def stopped(seconds=20, memory_bytes=1 << 30):
+        solution = search(graph, red, rules, seconds, None, memory_bytes, BEAM)
+        assert not solution.optimal
+        assert 45 <= solution.lower_bound <= solution.cost == check(graph, solution.moves, red, rules).cost
+        return solution.seconds
+
+    assert stopped(seconds=0.2) < 2
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert stopped() < 5
+
+
+def test_memory_ends_an_expansion():
+    """The first sum of y evicts 12 of the 24 values x, which are needed again: a choice of millions of sets."""
+    sums = [(f"{letter}{i}", f"sum {j} of {letter}") for letter in "xy" for i in range(24) for j in range(2)]
+    chain = [("sum 0 of x", "sum 0 of y"), ("sum 0 of y", "sum 1 of x"), ("sum 1 of x", "sum 1 of y")]
+    graph = from_edges([*sums, *chain])
+    solution = search(graph, 36, Rules("one-shot"), 20, None, 1 << 20, BEAM)
+    assert solution.seconds < 10
+    assert 49 <= solution.lower_bound < solution.cost == check(graph, solution.moves, 36, "one-shot").cost
+
+
+@pytest.mark.parametrize(("seconds", "memory_bytes"), [(1e-9, 1 << 28), (0, 1)])
+def test_the_search_for_symmetries_is_short(seconds, memory_bytes):
+    """It ends at the time limit, too. A product of 4 x 4 matrices has millions of renumberings to try."""
+    start = time.process_time()
+    search(matmul_graph(4, 4, 4), 4, Rules(), seconds, None, memory_bytes, BEAM)
+    assert time.process_time() - start < 1
 
 
 def test_bounded_memory_gives_a_game_and_a_bound():
@@ -202,6 +247,7 @@ def test_what_progress_raises_comes_through():
         (lambda: solve(tree_graph(2, 2), 3, Rules(load_cost=1 / 3)), "multiples of one unit: round them"),
         (lambda: solve(chain_graph(2), 2 * 10**6, Rules(load_cost=10**6, weights=(10**6,) * 2)), "round costs"),
         (lambda: solve_milp(tree_graph(2, 2), 3, Rules(sliding=True)), "without sliding"),
+        (lambda: solve_milp(tree_graph(2, 2), 3, Rules(load_cost=1 / 3), 1), "multiples of one unit"),
         (lambda: solve_milp(tree_graph(2, 2), 3, steps=1), "steps is 1: this graph needs at least 3"),
         (lambda: relaxation(tree_graph(2, 2), 3, "red-blue"), "'one-shot' or 'partial'"),
     ],

@@ -32,10 +32,11 @@ def solve_milp(
     steps: by default one per node (with partial computation, per edge). More steps help only with recomputation
         ("red-blue"). As no number of steps is known to be enough there, `optimal` is True only for the other rules.
     time_limit: seconds.
-    Raises RedblueError without SciPy, for sliding, for more than two levels, for too few `steps`, and for `red` below
-    the least that works. The number of nodes is not limited.
+    Raises RedblueError without SciPy, for sliding, for more than two levels, for costs without a common unit, for too
+    few `steps`, and for `red` below the least that works. The number of nodes is not limited.
     """
     rules = rules_of(rules)
+    unit = float(cost_unit(rules))
     start = time.perf_counter()
     model = _model(graph, red, rules, steps)
     result = model.solve(time_limit=time_limit, mip_rel_gap=0)
@@ -46,7 +47,7 @@ def solve_milp(
     bound = result.mip_dual_bound if exact else 0.0
     cost = check(graph, moves, red, rules).cost
     # All costs are multiples of a unit, so a cost less than one unit above the bound is the optimum.
-    optimal = exact and result.status == 0 and cost - bound < 0.999 * float(cost_unit(rules))
+    optimal = exact and result.status == 0 and cost - bound < 0.999 * unit
     return Solution(
         cost=cost,
         moves=moves,
