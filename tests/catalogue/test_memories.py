@@ -82,6 +82,8 @@ def test_a_users_own_file(tmp_path):
     )
     assert board.peak_flops_per_second == {"float32": 480e6}
     assert memory(f"{tmp_path / 'boards.toml'}:my-board") == board
+    (tmp_path / "marked.toml").write_text(BOARD, encoding="utf-8-sig")  # with a byte-order mark
+    assert memory(tmp_path / "marked.toml") == board
 
 
 def test_facts_are_converted(tmp_path):

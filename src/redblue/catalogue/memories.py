@@ -232,7 +232,7 @@ def _catalogue() -> dict[str, Memory]:
 def read_memories(path: Path) -> dict[str, Memory]:
     """Read all machines of a TOML file, by name. Raises RedblueError that names the file, table and key at fault."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RedblueError(f"cannot read {path}: {error.strerror or error}; give the path of a TOML file") from error
     except RecursionError:

@@ -74,7 +74,7 @@ def _edges(path: Path) -> Graph:
     """Read a file of edges."""
     edges, nodes = [], {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # without the byte-order mark of some editors
     except (OSError, UnicodeDecodeError) as error:
         raise RedblueError(f"cannot read {path} as a list of edges: {error}") from None
     for number, line in enumerate(lines, start=1):

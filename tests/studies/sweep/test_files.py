@@ -27,6 +27,13 @@ def test_files_give_back_the_rows(suffix, tmp_path):
     assert os.listdir(tmp_path) == [path.name]  # neither a draft nor a journal is left
 
 
+def test_a_byte_order_mark_is_ignored(tmp_path, expected):
+    """Spreadsheets write it."""
+    path = sweep.write(expected, tmp_path / "r.csv")
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert sweep.read(path) == expected
+
+
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch, tmp_path):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

@@ -53,7 +53,7 @@ def _write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
         table = csv.reader(file, strict=True)
         names = next(table, [])
         _check_columns(names)
