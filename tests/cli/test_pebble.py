@@ -1,6 +1,7 @@
 """The commands redblue pebble ..., and graphs from a line of text."""
 
 import json
+import os
 import re
 
 import pytest
@@ -46,6 +47,19 @@ def test_tables_say_what_is_proved(tmp_path):
     assert "rules partial" in run("solve", "tree:2,2", "--red", 2, "--rules", "partial").output
     assert data("solve", "tree:2,2", "--red", 2, "--sliding", "--heuristic")["peak"] == 2
     assert len(data("solve", "fft:4", "-m", "h100-sxm", "--heuristic")["peaks"]) >= 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's full device")
+@pytest.mark.parametrize(
+    "command",
+    [["solve", "fft:4", "--red", 4], ["trace", "flash", "--n", 4, "--d", 2, "--words", 40]],
+    ids=lambda c: c[0],
+)
+def test_a_full_disk_does_not_lose_the_figures(command):
+    result = invoke(*command, "--json", "-o", "/dev/full")
+    assert isinstance(result.exception, RedblueError)
+    assert json.loads(result.stdout)["cost"] == data(*command)["cost"]
+    assert "peak" in invoke(*command, "-o", "/dev/full").stdout
 
 
 def test_bounds():
@@ -127,6 +141,8 @@ def test_files_of_edges(tmp_path):
     graph = graph_named(str(path))
     assert graph.labels == ("a", "b", "c", "alone")
     assert graph.parents_of(graph.numbers["c"]).tolist() == [graph.numbers["a"], graph.numbers["b"]]
+    path.write_text("a b\na c\n", encoding="utf-8-sig")  # with a byte-order mark, as some editors write it
+    assert graph_named(str(path)) == pebble.from_edges([("a", "b"), ("a", "c")])
     path.write_text("a b\na b c\n")
     with pytest.raises(RedblueError, match='line 2: an edge is "parent child"'):
         graph_named(str(path))

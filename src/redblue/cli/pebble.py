@@ -144,8 +144,6 @@ def solve(
         proof = "optimal, proved" if solution.optimal else f"not proved optimal: at least {solution.lower_bound:,}"
         summary = f"{proof}; {solution.nodes:,} positions searched in {solution.seconds:.2f} s"
         details = {name: getattr(solution, name) for name in ("optimal", "lower_bound", "nodes", "seconds")}
-    if output is not None:
-        pebble.save_game(output, parsed, moves, words, rule_set, force)
     details["positions"] = details.pop("nodes", None)
     data = {
         "graph": _graph_data(parsed),
@@ -157,6 +155,8 @@ def solve(
     }
     if target is None or not target.is_stdout:
         _show(data, [_board_text(parsed, words, rule_set), summary], as_json)
+    if output is not None:  # last, because a full disk must not lose the figures of a long search
+        pebble.save_game(output, parsed, moves, words, rule_set, force)
 
 
 def _search(graph: pebble.Graph, red: int, rules: pebble.Rules, time_limit: float | None) -> pebble.Solution:
@@ -228,13 +228,13 @@ def trace(
     target = None if output is None else check_game_file(output, force)
     with working("tracing"):
         traced = traces.trace(schedule, problem, words=words, tiles=parse_tiles(tiles))
-    if output is not None:
-        pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules, force)
     data = {"graph": _graph_data(traced.graph), "red": traced.red, "schedule": schedule, "tiles": traced.count.tiles}
     data |= _verdict_data(traced.verdict) | {"moves": len(traced.moves), "counted_words": traced.count.words}
     summary = f"the schedule counts {traced.count.words:,} words moved and at most {traced.count.peak:,} held"
     if target is None or not target.is_stdout:
         _show(data, [_board_text(traced.graph, traced.red, traced.rules), summary], as_json)
+    if output is not None:
+        pebble.save_game(output, traced.graph, traced.moves, traced.red, traced.rules, force)
 
 
 @app.command(epilog="Example: redblue pebble play game.jsonl -o game.html. For a paper: -o game.svg --frames 8")
