@@ -1,6 +1,7 @@
 """Games as files: round trips, and errors that name the damaged line."""
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redblue import RedblueError, pebble
-from redblue.pebble import Game, Rules, heuristic, read_game, save_game
+from redblue.pebble import Further, Game, Rules, heuristic, read_game, save_game
 from support.examples import examples
 from support.games import graphs, rule_sets
 
@@ -126,6 +127,18 @@ def test_numpy_scalars_are_saved_as_numbers(tmp_path):
     rules = Rules(load_cost=np.float32(2), store_cost=np.int64(3), weights=np.array([1, 1, 1]))
     save_game(tmp_path / "game", GRAPH, MOVES, np.int64(3), rules)
     assert read_game(tmp_path / "game").rules == rules
+
+
+def test_every_cost_is_read_as_it_was(tmp_path):
+    rules = Rules(load_cost=Fraction(1, 3), store_cost=2**53 + 1, further=(Further(9, Fraction(2, 3), 2**53 + 1),))
+    assert rules.load_cost == 1 / 3
+    save_game(tmp_path / "game", GRAPH, MOVES, 3, rules)
+    assert read_game(tmp_path / "game").rules == rules
+
+
+def test_a_byte_order_mark_is_ignored(file):
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_game(file, GRAPH).red == 3
 
 
 def test_a_game_for_another_graph(file):

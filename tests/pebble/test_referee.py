@@ -1,6 +1,7 @@
 """The referee: the papers' rules, move by move, and the name of each broken rule."""
 
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -203,6 +204,9 @@ def test_costs_of_a_machine_are_its_bandwidths():
         (lambda: Rules(constants=(0.5,)), r"constants\[0\] must be a whole number"),
         (lambda: Rules(load_cost=float("nan")), "load_cost must be a number"),
         (lambda: Rules(weights=(0,)), r"weights\[0\] must be a whole number of at least 1, got 0"),
+        (lambda: Rules(weights=(1, 2**31 + 1)), r"weights\[1\] must be at most 2,147,483,648, got 2,147,483,649"),
+        (lambda: Rules(load_cost=10**19), "load_cost must be a number of at least 0"),
+        (lambda: Rules(load_cost=Fraction(10**400)), "load_cost must be a number of at least 0"),
         (lambda: Rules(load_cost=-1), "load_cost must be a number of at least 0, got -1"),
         (lambda: Rules(further=((0,),)), r"further\[0\].words must be"),
         (lambda: Rules(further=((4,),) * 6), "at most 7 levels"),

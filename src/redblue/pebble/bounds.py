@@ -100,9 +100,7 @@ def _plain(graph: Graph, rules: Rules) -> bool:
 
 def _small(graph: Graph, rules: Rules) -> bool:
     """Whether the integer program of a partition can be solved."""
-    # Python's numbers, because the sum of large weights may not fit 64 bits.
-    words = graph.n if rules.weights is None else sum(rules.weights)
-    return graph.n <= MAX_PARTITION_NODES and words <= MAX_PARTITION_WORDS
+    return graph.n <= MAX_PARTITION_NODES and int(rules.words_of(graph).sum()) <= MAX_PARTITION_WORDS
 
 
 METHODS = {

@@ -64,7 +64,7 @@ def save_game(
 
     def save(draft: Path) -> None:
         with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(header, default=float) + "\n")
+            file.write(json.dumps(header) + "\n")
             for v, label in enumerate(graph.labels):
                 file.write(json.dumps([label, *graph.parents_of(v).tolist()]) + "\n")
             for kind, *rest in game:
@@ -88,7 +88,7 @@ def read_game(path: str | os.PathLike[str], graph: Graph | None = None) -> Saved
     for a game on another graph.
     """
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             saved = _read(path, enumerate(file, start=1))
     except RedblueError:
         raise

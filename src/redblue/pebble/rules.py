@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from redblue.pebble.whole_arrays import INT64_MAX, is_whole
 
 NAMES = ("red-blue", "one-shot", "partial")
 MAX_LEVELS = 7  # levels of memory, slow memory included
+MAX_WEIGHT = 2**31  # words of a node, so that the words moved in billions of moves fit 64 bits
 
 
 class Further(NamedTuple):
@@ -49,9 +50,10 @@ class Rules:
     sinks_end_blue: if True, every sink must end in slow memory; if False, a pebble of either colour is enough.
     sliding: whether a red pebble may slide from a parent to the node computed from it. Not allowed with "partial".
     load_cost, store_cost: per word moved between the red pebbles and the next level.
-    compute_cost: per node computed; with "partial", per edge marked.
+    compute_cost: per node computed; with "partial", per edge marked. Costs that are no integers become floats.
     constants: sources that are not inputs: they do not start blue, and can be computed.
-    weights: words of each node; None: 1 word each. Words count towards capacities and the costs of loads and stores.
+    weights: words of each node, at most 2^31; None: 1 word each. Words count towards capacities and the costs of loads
+        and stores.
     further: levels between the red pebbles and slow memory, nearest first (Savage's memory hierarchy game, COCOON
         1995). A word moves between neighbouring levels only, and may lie in several. Not allowed with "partial".
 
@@ -73,28 +75,25 @@ class Rules:
         if not isinstance(self.name, str) or self.name not in NAMES:
             raise RedblueError(f"rules must be {', '.join(map(repr, NAMES))} or Rules, got {self.name!r}")
         for field in ("load_cost", "store_cost", "compute_cost"):
-            _cost(field, getattr(self, field))
+            object.__setattr__(self, field, _cost(field, getattr(self, field)))
         for field in ("inputs_start_blue", "sinks_end_blue", "sliding"):
             _flag(field, getattr(self, field))
         if self.weights is not None:
-            weights = [whole_number(f"weights[{v}]", w) for v, w in enumerate(_listed("weights", self.weights))]
-            object.__setattr__(self, "weights", tuple(weights))
+            weights = enumerate(_listed("weights", self.weights))
+            object.__setattr__(
+                self, "weights", tuple(whole_number(f"weights[{v}]", w, most=MAX_WEIGHT) for v, w in weights)
+            )
         constants = [whole_number(f"constants[{i}]", v, 0) for i, v in enumerate(_listed("constants", self.constants))]
         object.__setattr__(self, "constants", tuple(sorted(constants)))
         levels = [_listed(f"further[{i}]", level) for i, level in enumerate(_listed("further", self.further))]
         if invalid := [level for level in levels if not 1 <= len(level) <= 3]:
             raise RedblueError(f"a level of `further` is (words, load_cost, store_cost), got {invalid[0]!r}")
-        further = tuple(Further(*level) for level in levels)
-        for i, level in enumerate(further):
-            whole_number(f"further[{i}].words", level.words)
-            _cost(f"further[{i}].load_cost", level.load_cost)
-            _cost(f"further[{i}].store_cost", level.store_cost)
-        object.__setattr__(self, "further", further)
+        object.__setattr__(self, "further", tuple(_further(f"further[{i}]", *level) for i, level in enumerate(levels)))
         if self.levels > MAX_LEVELS:
             raise RedblueError(f"at most {MAX_LEVELS} levels of memory can be played, got {self.levels}")
         if self.partial and self.sliding:
             raise RedblueError("partial computation has no sliding, and needs only two red pebbles: leave sliding out")
-        if self.partial and further:
+        if self.partial and self.further:
             raise RedblueError("partial computation is a game of two levels: leave `further` out")
 
     @property
@@ -155,7 +154,7 @@ def least_red(graph: Graph, rules: str | Rules = "red-blue") -> int:
     if rules.partial:
         pairs = words[graph.heads] + words[graph.parents]
         return int(max(pairs.max(initial=0), words.max()))
-    total = np.bincount(graph.heads, words[graph.parents], graph.n).astype(np.int64)
+    total = np.diff(np.concatenate(([0], np.cumsum(words[graph.parents])))[graph.starts])  # of each node's parents
     if rules.sliding:  # sliding the largest parent's pebble frees the most words
         largest = np.zeros(graph.n, np.int64)
         np.maximum.at(largest, graph.heads, words[graph.parents])
@@ -231,7 +230,20 @@ def _listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _cost(name: str, value: Any) -> None:
-    real: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    if not 0 <= real < math.inf or (is_whole(value) and real > INT64_MAX):
+def _further(name: str, words: Any, load_cost: Any = 1, store_cost: Any = 1) -> Further:
+    """Check the fields of a level, named `name` in errors."""
+    words = whole_number(f"{name}.words", words)
+    return Further(words, _cost(f"{name}.load_cost", load_cost), _cost(f"{name}.store_cost", store_cost))
+
+
+def _cost(name: str, value: Any) -> float:
+    """Return a cost as an int, which stays exact, or as a float. Game files hold both without a change."""
+    if is_whole(value) and 0 <= value <= INT64_MAX:
+        return int(value)
+    try:
+        real = float(value) if isinstance(value, Real) and not isinstance(value, Integral) else math.nan
+    except OverflowError:  # a fraction that no float holds
+        real = math.inf
+    if not 0 <= real < math.inf:
         raise RedblueError(f"{name} must be a number of at least 0, got {value!r}")
+    return real

@@ -153,8 +153,8 @@ def _first_game(graph: Graph, rules: Rules) -> Game:
 
 def _unit_costs(rules: Rules) -> tuple[_core.PebbleCosts, Fraction]:
     """Return the costs of a load, a store and a computation in cost units, and the cost unit."""
-    # Convert by the decimals: a cost of 0.1 means a tenth, not the nearest binary fraction.
-    costs = [Fraction(repr(float(c))) for c in (rules.load_cost, rules.store_cost, rules.compute_cost)]
+    # Convert floats by the decimals: a cost of 0.1 means a tenth, not the nearest binary fraction.
+    costs = [Fraction(repr(c)) for c in (rules.load_cost, rules.store_cost, rules.compute_cost)]
     scale = math.lcm(*(c.denominator for c in costs))
     divisor = math.gcd(*(int(c * scale) for c in costs)) or 1
     load, store, compute = (int(c * scale) // divisor for c in costs)
