@@ -163,11 +163,14 @@ clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(BENCH) $(VLLM) $(ZENTORCH) $(WHEEL) .venv-torch-* build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 # -O1, as the documentation of the sanitizers advises. The object files are compiled in parallel.
-MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+# AVX-512 is compiled only for a CPU that can run it.
+AVX512 := $(shell grep -sow -m 1 avx512bw /proc/cpuinfo)
+MEMORY := -fsanitize=address,undefined -fno-sanitize-recover=undefined $(if $(AVX512),,-DREDBLUE_NO_AVX512)
 HEADERS := $(wildcard cpp/*/*.h)
 KERNELS := $(addprefix attention/,passes tasks spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
 	vector/sets/portable $(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
-ROWS := $(filter-out vector/sets/portable,$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
+ROWS := $(filter-out $(addprefix vector/sets/,portable $(if $(AVX512),,avx512 avx512_bf16 amx_bf16)), \
+	$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))
 	$(CXX) $(SANITIZE) $(MEMORY) $^ -o $@

@@ -36,9 +36,12 @@ const bool kPrefetchIntoL2 = prefetches_into_l2();
 
 const std::vector<const Isa*>& list_isas() {
   static const std::vector<const Isa*> rows = {
-#if defined(REDBLUE_PORTABLE_ONLY)  // for builds with sanitizers: compiles in a quarter of the time
+#if defined(REDBLUE_PORTABLE_ONLY)  // builds with sanitizers leave out rows: these take most of their compile time
 #elif defined(__x86_64__)
-      &amx_bf16::row_of_table(), &avx512_bf16::kRowOfTable, &avx512::kRowOfTable, &avx2::kRowOfTable,
+#if !defined(REDBLUE_NO_AVX512)
+      &amx_bf16::row_of_table(), &avx512_bf16::kRowOfTable, &avx512::kRowOfTable,
+#endif
+      &avx2::kRowOfTable,
 #elif defined(__aarch64__)
       &neon_bf16::kRowOfTable, &neon::kRowOfTable,
 #endif
@@ -49,7 +52,7 @@ const std::vector<const Isa*>& list_isas() {
 
 const std::vector<const Isa*>& list_emulated_isas() {
   static const std::vector<const Isa*> rows = {
-#if !defined(REDBLUE_PORTABLE_ONLY) && defined(__x86_64__)
+#if !defined(REDBLUE_PORTABLE_ONLY) && !defined(REDBLUE_NO_AVX512) && defined(__x86_64__)
       &amx_bf16_emulated::row_of_table(),
 #endif
   };
