@@ -121,6 +121,7 @@ def test_drawn_names(folder, command, name, encoding, columns):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @given(st.sampled_from(COMMANDS), NAMES, st.sampled_from(ENCODINGS), st.sampled_from(COLUMNS))
 @examples(600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_many_drawn_names(folder, command, name, encoding, columns):

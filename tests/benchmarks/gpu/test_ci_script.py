@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_whole_hour_runs_dry(tmp_path):
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [ROOT / ".ci" / "gpu", "--budget", "6000", "--dry"]  # time for a busy computer

@@ -29,6 +29,7 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_planned_kernels_fit_and_hardly_spill_registers(rows):
     assert len(rows) == 27  # forward and backward of 11 calls, and 5 calls on pages
     assert not [(row["card"], row["d"], row["dtype"], row["direction"], row["wrong"]) for row in rows if row["wrong"]]
@@ -117,6 +118,7 @@ for d in 64, 128:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_candidates_for_hopper_compile_as_planned():
     """They fit in the model's shared memory, spill little, and have no serialized products."""
     code = [sys.executable, "-W", "ignore", "-c", CANDIDATES_OF_HOPPER]

@@ -239,6 +239,7 @@ SPILLED_BYTES = 128  # per thread, once per tile
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_compiled_kernels_hardly_spill_nor_wait_for_each_product():
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     run = subprocess.run(
