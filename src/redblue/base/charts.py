@@ -19,6 +19,15 @@ NEEDLESS = re.compile(r' (?:aria-[\w-]+|role|class|pointer-events)="[^"]*"| (?:f
 STROKE_WIDTH = re.compile(r' stroke-width="[^"]*"')  # changes nothing in an element without a stroke
 COORDINATES = re.compile(r' (?:d|transform)="[^"]*"')
 DECIMALS = re.compile(r"\d+\.\d{2,}")
+# The mark of a bound at one x, where a line would be invisible
+STROKE: dict[str, Any] = {
+    "style": "ink",
+    "shape": "stroke",
+    "filled": False,
+    "opacity": 1,
+    "strokeWidth": 2.2,
+    "size": 1600,
+}
 
 
 def write(spec: dict[str, Any], path: str | os.PathLike[str], force: bool) -> Path:

@@ -145,6 +145,16 @@ def test_the_table_says_what_is_proved():
     assert "Left out: format blocks" in text
 
 
+def test_bounds_at_one_capacity_are_strokes():
+    """A line through one point would be invisible."""
+    problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5))
+    marks = [
+        [layer["mark"] for layer in figure(study.compare(problem, capacities)).to_dict()["spec"]["layer"]]
+        for capacities in ((60,), (60, 200))
+    ]
+    assert [[mark.get("shape") for mark in each].count("stroke") for each in marks] == [1, 0]
+
+
 @pytest.mark.thorough
 def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
     problem = rb.Problem(48, 48, 4, mask=rb.Mask.sliding_window(6, 5), heads=2)

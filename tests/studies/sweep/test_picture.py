@@ -34,6 +34,14 @@ def test_a_picture_shows_every_word_count():
     assert {layer["encoding"]["y"]["scale"]["type"] for layer in layers} == {"log"}
 
 
+def test_bounds_at_one_number_are_strokes():
+    """A line through one point would be invisible."""
+    for capacities, strokes in (([2, 64], 1), ([64, 128], 0)):  # no schedule fits in 2 words
+        grid = sweep.make_sweep({"n": 64, "d": 8, "words": capacities})
+        layers = sweep.figure(grid, sweep.run(grid, jobs=1)).to_dict()["layer"]
+        assert [layer["mark"].get("shape") for layer in layers].count("stroke") == strokes
+
+
 def test_a_schedule_that_reads_p_has_a_bound_of_its_own():
     grid = sweep.make_sweep({"n": 300, "d": 512, "d_v": 64, "words": [64, 128], "direction": "forward,backward"})
     rows = sweep.run(grid, jobs=1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from redblue.base.charts import STROKE
 from redblue.base.errors import RedblueError
 from redblue.base.style import LOOKS
 from redblue.lab.text import STANDARD_REMARK, shape_text
@@ -62,7 +63,7 @@ def figure(comparison: Comparison) -> alt.FacetChart:
     )
     names = list(dict.fromkeys(row["schedule"] for row in lines))
     kinds = [kind for kind in DASHES if any(row["bound"] == kind for row in bounds)]
-    layers = [*_bounds(kinds, x, y, low), *_schedules(names, x, y)]
+    layers = [*_bounds(kinds, x, y, low, len(capacities) > 1), *_schedules(names, x, y)]
     facets = [_title(name) for name in comparison.formats]
     columns = min(len(facets), 3)
     chart = alt.LayerChart(layer=layers, data=alt.Data(values=[*bounds, *lines]))
@@ -93,17 +94,22 @@ def _figures(count: Any) -> dict[str, str]:
     return {"words": f"{count.words:,}", "index": f"{count.index_words:,}", "tiles": str(count.tiles)}
 
 
-def _bounds(kinds: list[str], x: alt.X, y: alt.Y, low: float) -> list[alt.Chart]:
-    """The bounds of these kinds as lines, with the area shaded that no drawn schedule can enter."""
+def _bounds(kinds: list[str], x: alt.X, y: alt.Y, low: float, lines: bool) -> list[alt.Chart]:
+    """The bounds of these kinds as lines, with the area shaded that no drawn schedule can enter.
+
+    Without `lines`, as strokes at each capacity.
+    """
     legend = alt.Legend(
         title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2.2, columns=1, labelLimit=300
     )
     dash = alt.StrokeDash("bound:N", scale=alt.Scale(domain=kinds, range=[DASHES[k] for k in kinds]), legend=legend)
-    lines = alt.Chart().transform_filter("isValid(datum.bound)")
+    base = alt.Chart().transform_filter("isValid(datum.bound)")
+    if not lines:
+        return [base.mark_point(**STROKE).encode(x=x, y=y, strokeDash=dash)]
     lowest = GIVEN if GIVEN in kinds else PROVED
     below = alt.Chart().transform_filter(alt.datum.bound == lowest).transform_calculate(low=str(low))
     area = below.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
-    return [area, lines.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y=y, strokeDash=dash)]
+    return [area, base.mark_line(style="ink", strokeWidth=2, clip=True).encode(x=x, y=y, strokeDash=dash)]
 
 
 def _schedules(names: list[str], x: alt.X, y: alt.Y) -> list[alt.Chart]:

@@ -12,7 +12,7 @@ import altair as alt
 
 from redblue import schedules
 from redblue.base.arguments import checked_arguments
-from redblue.base.charts import SUFFIXES, write
+from redblue.base.charts import STROKE, SUFFIXES, write
 from redblue.base.dtypes import DEFAULT_DTYPE
 from redblue.base.errors import RedblueError
 from redblue.base.files import check_target
@@ -172,7 +172,8 @@ def figure(
         ),
     )
     names = list(dict.fromkeys(point["schedule"] for point in points))
-    layers = [*_bound(floors, horizontal, vertical, low, number), *_lines(points, names, horizontal, vertical, values)]
+    line = number and len(values) > 1
+    layers = [*_bound(floors, horizontal, vertical, low, line), *_lines(points, names, horizontal, vertical, values)]
     starts_from_p = any(
         row["direction"] == "backward" and row["schedule"] == "standard" and row[y] is not None for row in rows
     )
@@ -285,11 +286,7 @@ def _bound(floors: list[dict[str, Any]], x: alt.X, y: alt.Y, low: float, lines: 
     dash = alt.StrokeDash("bound:N", scale=scale, legend=legend)
     base = alt.Chart().transform_filter("isValid(datum.bound)")
     if not lines:
-        return [
-            base.mark_point(style="ink", shape="stroke", filled=False, strokeWidth=2.2, size=1600, opacity=1).encode(
-                x=x, y=y, strokeDash=dash
-            )
-        ]
+        return [base.mark_point(**STROKE).encode(x=x, y=y, strokeDash=dash)]
     below = alt.Chart().transform_filter("datum.shaded").transform_calculate(low=str(low))
     area = below.mark_area(style="ink", opacity=0.08, clip=True).encode(x=x, y=y, y2="low:Q")
     return [area, base.mark_line(style="ink", strokeWidth=2.2, clip=True).encode(x=x, y=y, strokeDash=dash)]
