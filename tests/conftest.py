@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: all tests use its interpreter
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's idle threads would spin and slow the other test process
@@ -99,10 +98,7 @@ def interruptible():
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted_fast():
-    """Speeds up Triton's interpreter, if some test imports Triton."""
-    if "triton" not in sys.modules:
-        yield
-        return
+    """Speeds up Triton's interpreter, if some test uses it."""
     with fast_interpreter():
         yield
 

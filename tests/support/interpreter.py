@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -130,7 +131,14 @@ def cached_result_type(combine: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def fast_interpreter() -> Iterator[PatchOnce | None]:
-    """Interpret faster inside the block. Yields the patch, or None if this Triton has no function to replace."""
+    """Interpret faster inside the block. Yields the patch.
+
+    Yields None, and changes nothing, if Triton is not imported, if it compiles kernels, or if this version of Triton
+    has no function to replace.
+    """
+    if "triton" not in sys.modules or not sys.modules["triton"].knobs.runtime.interpret:
+        yield None
+        return
     from triton import language
     from triton.language import semantic
     from triton.runtime import interpreter

@@ -9,9 +9,10 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from triton import language as tl
+from triton.language.semantic import TritonSemantic
 
 from support.gpu import interpreted_only
-from support.interpreter import PatchOnce
+from support.interpreter import PatchOnce, fast_interpreter
 
 pytestmark = interpreted_only
 
@@ -33,6 +34,14 @@ def test_nested_calls_are_correct_and_the_language_is_restored():
         doubled_plus_sum[(1,)](out, 16)
         assert out.tolist() == (4 * np.arange(16) + 120).tolist()
         assert tl.core.is_builtin(tl.load)
+
+
+def test_compiled_kernels_meet_tritons_own_functions(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    check = TritonSemantic.binary_op_type_checking_impl
+    with fast_interpreter() as patch:
+        assert patch is None
+        assert TritonSemantic.binary_op_type_checking_impl is check
 
 
 def test_a_launch_patches_each_module_once():
