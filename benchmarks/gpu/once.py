@@ -60,7 +60,8 @@ FAULT = re.compile(r"^=+ (Invalid|Misaligned|Program hit|.*[Oo]ut of bounds)")
 class Case:
     """A call of redblue.
 
-    options: names of arrays in `arrays_of`, "causal", or "blocks" (a mask given as a list of tiles).
+    options: names of arrays in `arrays_of`; "causal", "window", "late window" or "blocks" (a mask given as a list of
+    tiles); "nan" (NaN in the keys that no query attends).
     """
 
     d: int
@@ -90,6 +91,8 @@ def cases() -> Iterator[Case]:
     for d in (64, 128, 256, 512):
         for options in ((), ("causal",)):
             yield Case(d, options=options, **BUSY)
+    yield Case(128, options=("window",), **BUSY)
+    yield Case(64, options=("late window", "nan"), **BUSY)
     for d in (64, 512):
         yield Case(d)
         yield Case(d, n_q=1, n_k=4999)
@@ -148,6 +151,10 @@ def options_of(case: Case, device: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if "causal" in case.options:
         options["mask"] = rb.Mask.causal()
+    if "window" in case.options:
+        options["mask"] = rb.Mask.sliding_window(100, 20)
+    if "late window" in case.options:
+        options["mask"] = _late_window(case)
     if "blocks" in case.options:
         block = max(8, case.n_k // 10)
         layout = [[(3 * i + j) % 4 < 2 for j in range(-(-case.n_k // block))] for i in range(-(-case.n_q // block))]
@@ -159,6 +166,11 @@ def options_of(case: Case, device: str) -> dict[str, Any]:
     if "dropout" in case.options:
         options |= {"dropout": 0.3, "seed": 11}
     return options
+
+
+def _late_window(case: Case) -> rb.Mask:
+    """A window that leaves out the first keys: half of those that exceed the queries."""
+    return rb.Mask.sliding_window((case.n_k - case.n_q) // 2, 0, align="bottom-right")
 
 
 def attended(case: Case, arrays: dict[str, torch.Tensor], schedule: str, backward: bool) -> dict[str, torch.Tensor]:
@@ -206,6 +218,9 @@ class Cases:
     def make(self, case: Case) -> dict[str, float]:
         """The errors of a case. Raises Red if they are too large."""
         arrays = arrays_of(case, "cpu")
+        if "nan" in case.options:
+            unattended = torch.from_numpy(~options_of(case, "cpu")["mask"].to_dense(case.n_q, case.n_k).any(0))
+            arrays["k"][:, :, unattended] = arrays["v"][:, :, unattended] = torch.nan
         with torch.random.fork_rng(devices=[]):
             exact = attended(case, {name: x.double() for name, x in arrays.items()}, "", not case.page)
         inputs = {name: x.to(self.device) for name, x in arrays.items()}

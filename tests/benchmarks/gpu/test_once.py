@@ -10,7 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks.gpu import once
+from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Run
+from redblue.kernels.gpu.planning import by_gluon, hopper
+from redblue.kernels.gpu.planning.card import Card
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -29,6 +32,19 @@ def test_every_kernel_is_among_the_cases_that_run_once():
         *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
         *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
     }
+
+
+def test_the_gluon_kernel_runs_once_under_windows_and_with_unattended_nan(monkeypatch):
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    windows = [case for case in once.cases() if {"window", "late window"} & {*case.options}]
+    assert [case.d for case in windows if "nan" in case.options] == [64]
+    for case in windows:
+        sizes = Sizes((2,), case.kv_heads, case.heads // case.kv_heads, case.n_q, case.n_k, case.d, case.d)
+        assert by_gluon.choices("forward", sizes, case.dtype, Card(), "band")
+        mask = once.options_of(case, "cpu")["mask"].to_dense(case.n_q, case.n_k)
+        assert not mask.any(0).all()
+        assert mask.any(1).all()
+    assert {case.d for case in windows} == {64, 128}
 
 
 def test_a_wrong_head_and_a_wrong_gradient_are_found():
