@@ -13,11 +13,12 @@ from rich.console import Console
 
 from benchmarks.common.kept import changed, days, fingerprint, now, repeat_notice
 from benchmarks.common.machine import versions
-from benchmarks.gpu.calls import OURS, Call
+from benchmarks.gpu.calls import FFPA, FFPA_UNTUNED, OURS, Call
 from benchmarks.gpu.timing import medians
 from redblue.base.files import replace_whole
 
-PACKAGES = ("redblue", "ffpa-attn")  # in addition to those of the fingerprint
+FFPA_PACKAGE, OF_FFPA = "ffpa-attn", (FFPA, FFPA_UNTUNED)  # its package and its contenders
+PACKAGES = ("redblue", FFPA_PACKAGE)  # in addition to those of the fingerprint
 
 
 @dataclass
@@ -98,8 +99,8 @@ def about(dry: bool) -> dict[str, Any]:
 def resumed(paths: Iterable[Path], facts: dict[str, Any], console: Console) -> Kept:
     """The results that are still valid in the first readable file.
 
-    With equal facts, all are valid. If only redblue's kernels differ, the results of the peers are valid. Otherwise
-    none.
+    With equal facts, all are valid. If only redblue's kernels or the versions of PACKAGES differ, the results of the
+    peers whose own package is unchanged are valid. Otherwise none.
     """
     for path in paths:
         try:
@@ -107,11 +108,15 @@ def resumed(paths: Iterable[Path], facts: dict[str, Any], console: Console) -> K
         except (OSError, ValueError, TypeError, KeyError):
             continue
         other = changed(kept.about, facts)
-        if other == ["kernels"]:
-            peers = [point for point in kept.points if point.contender not in OURS]
+        if not other:
+            valid = kept
+        elif {*other} <= {"kernels", "versions"}:
+            packages = changed(kept.about.get("versions", {}), facts.get("versions", {}))
+            invalid = {*OURS, *(OF_FFPA if FFPA_PACKAGE in packages else ())}
+            peers = [point for point in kept.points if point.contender not in invalid]
             valid = Kept(facts, kept.peaks, peers, kept.copy)
         else:
-            valid = Kept(facts) if other else kept
+            valid = Kept(facts)
         if len(valid.points) < len(kept.points):
             console.print(repeat_notice(len(kept.points) - len(valid.points), "points", other), highlight=False)
         return valid

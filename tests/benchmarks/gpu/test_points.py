@@ -34,6 +34,25 @@ def test_measurements_of_other_kernels_and_versions_are_made_anew(tmp_path, caps
     assert capsys.readouterr().out == "measured again: 2 points, because torch, kernels changed\n"
 
 
+@pytest.mark.parametrize("other", [{}, {"kernels": "def"}], ids=["", "kernels"])
+def test_another_version_of_one_peer_leaves_the_other_peers(tmp_path, other):
+    facts = {"device": "a card", "kernels": "abc", "versions": {"redblue": "1", "ffpa-attn": "2"}}
+    old = points.Kept(facts, {"bfloat16": 900.0})
+    for name in (calls.TUNED, calls.FFPA, calls.FLASH, calls.FLEX):
+        old.add(points.Point(calls.Call(512), name, [1.0]))
+    path = tmp_path / "gpu.json"
+    old.write(path)
+    for versions, names in (
+        ({"redblue": "1", "ffpa-attn": "not installed"}, {calls.FLASH, calls.FLEX}),
+        ({"redblue": "2", "ffpa-attn": "2"}, {calls.FFPA, calls.FLASH, calls.FLEX}),
+        ({"redblue": "2", "ffpa-attn": "3"}, {calls.FLASH, calls.FLEX}),
+    ):
+        now = facts | other | {"versions": versions}
+        kept = points.resumed([path], now, Console(quiet=True))
+        assert (kept.about, kept.peaks) == (now, old.peaks)
+        assert {point.contender for point in kept.points} == names
+
+
 def test_a_fingerprint_is_of_versions_and_sources(tmp_path):
     import triton
 
