@@ -66,7 +66,8 @@ class Kept:
 
     def write(self, path: Path) -> None:
         facts = {"about": self.about, "peaks": self.peaks, "copy": self.copy}
-        text = json.dumps(facts | {"points": [asdict(x) for x in self.points]})
+        points = [asdict(x) | {"seconds": [_rounded(t) for t in x.seconds]} for x in self.points]
+        text = json.dumps(facts | {"points": points})
         replace_whole(path, lambda draft: draft.write_text(text.replace('{"call"', '\n{"call"') + "\n"))
 
     @classmethod
@@ -74,6 +75,11 @@ class Kept:
         kept = json.loads(path.read_text(encoding="utf-8"))
         points = [Point(**point | {"call": Call(**point["call"])}) for point in kept["points"]]
         return cls(kept["about"], kept["peaks"], points, kept.get("copy", 0.0))
+
+
+def _rounded(seconds: float) -> float:
+    """The time with six significant digits: more say nothing, and doubled the size of the file."""
+    return float(f"{seconds:.6g}")
 
 
 def about(dry: bool) -> dict[str, Any]:
