@@ -96,7 +96,7 @@ def test_output_gradients_with_strides_of_0(d):
     expanded = ones[:1, :1, :1, :1].expand_as(out)
     contiguous_and_expanded = (torch.autograd.grad(out, (q, k, v), x, retain_graph=True) for x in (ones, expanded))
     for x, y in zip(*contiguous_and_expanded, strict=True):
-        assert torch.equal(x, y)
+        check_close(x, y, q.dtype)  # other kernels may run: TMA cannot read an array with a stride of 0
 
 
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])

@@ -207,7 +207,7 @@ def check_tensors(tensors: dict[str, Any]) -> None:
             raise RedblueError(f"{name} is on {x.device}: there are kernels for the CPU and for CUDA and ROCm devices")
         if x.device != tensors["q"].device:
             raise RedblueError(f"{name} must be on the device of q ({tensors['q'].device}), got {x.device}")
-        if x.is_cuda:
+        if x.is_cuda and not torch.compiler.is_compiling():  # torch.compile warns about functions with a cache
             ops.gpu_kernels()  # raises an error that names the missing package
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise RedblueError(f"{name} has a forward-mode tangent: only reverse mode (backward, vjp) is supported")
