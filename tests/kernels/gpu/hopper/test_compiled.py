@@ -13,7 +13,8 @@ pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 from support.examples import thorough
 
 COMPILE = """
-import json, re, sys
+import json, re, subprocess, sys, tempfile
+from triton import knobs
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fit
@@ -30,7 +31,12 @@ launch = plan("forward", sizes, "bfloat16", Card(), PlanOptions(by_gluon=mask))
 with fit._target(90):
     asm = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm
     names = "HGMMA|WARPGROUP.DEPBAR|MUFU.EX2|USETMAXREG|UTMALDG|HMMA|LDL|STL"
-    sass = re.findall(names, asm["sass"])
+# asm["sass"] of Triton 3.6 ends after 4096 instructions, before the code of the other consumers
+with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+    file.write(asm["cubin"])
+    file.flush()
+    listing = subprocess.check_output([knobs.nvidia.cuobjdump.path, "-sass", file.name], text=True)
+sass = re.findall(names, listing)
 print(json.dumps([needed._asdict(), launch.shared_bytes, sass]))
 """
 
