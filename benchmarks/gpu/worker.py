@@ -38,6 +38,10 @@ class Lost(Failed):
         super().__init__(reason, passing=True)
 
 
+class Late(Lost):
+    """No answer came within the time limit."""
+
+
 class Here:
     """Makes the calls in this process: for dry runs."""
 
@@ -66,7 +70,7 @@ class Worker:
         self.pipe: Any = None
 
     def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
-        """The result of the method. Raises Failed, or Lost if no answer comes within the time limit."""
+        """The result of the method. Raises Failed, Lost, or Late if no answer comes within the time limit."""
         if self.process is None:
             self._start(min(START_SECONDS, seconds))
         try:
@@ -74,9 +78,9 @@ class Worker:
             status, outcome = self._answer(seconds)
         except (EOFError, OSError) as error:
             raise Lost(f"the process ended with status {self.end()}") from error
-        if status == "lost":
+        if status in ("lost", "late"):
             self.end()
-            raise Lost(outcome)
+            raise (Late if status == "late" else Lost)(outcome)
         if status == "failed":
             raise Failed(*outcome)
         return outcome
@@ -102,13 +106,13 @@ class Worker:
             status, outcome = self._answer(seconds)
         except EOFError as error:
             raise Lost(f"the process ended before its first call, with status {self.end()}") from error
-        if status == "lost":
+        if status == "late":
             self.end()
-            raise Lost(f"the start of the process {outcome}")
+            raise Late(f"the start of the process {outcome}")
 
     def _answer(self, seconds: float) -> tuple[str, Any]:
         if not self.pipe.poll(max(0.0, seconds)):
-            return "lost", f"took longer than {seconds:.0f} s"
+            return "late", f"took longer than {seconds:.0f} s"
         return self.pipe.recv()
 
 

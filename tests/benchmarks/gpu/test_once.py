@@ -10,28 +10,33 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from benchmarks.gpu import once
+from benchmarks.gpu.worker import Failed, Late, Lost
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Run
-from redblue.kernels.gpu.planning import by_gluon, hopper
+from redblue.kernels.gpu.planning import by_gluon, by_tma, hopper, one_pass
 from redblue.kernels.gpu.planning.card import Card
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_kernel_is_among_the_cases_that_run_once():
-    """The kernels for both widths of flash, for spilling, pages and options."""
+    """The kernels for both widths of flash, for spilling, pages and options; the first cases launch each of them."""
 
     launched, launch = set(), Run.__call__
+    first = {once.smaller(case) for case in once.first_cases()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "__call__", lambda run: (launched.add(run.kernel.__name__), launch(run))[0])
         cases = once.Cases("cpu")
         every = [once.smaller(case) for case in once.cases() if case.d == 64]
-        for case in every:
+        for number, case in enumerate(every):
             errors = cases.make(case)
             assert max(errors.values()) > 0
-    assert launched >= {
-        *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
-        *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
-    }
+            if number == len(first) - 2:  # all first cases of d 64
+                assert {*every[: number + 1]} < first
+                assert launched >= {
+                    *("flash_forward", "flash_dq", "flash_dkv", "bias_gradient", "paged_forward", "paged_merge"),
+                    *("spill", "spilled_output", "spill_p", "spill_ds", "row_gradient", "key_gradient"),
+                }
+    assert number >= len(first)
 
 
 def test_the_gluon_kernel_runs_once_under_windows_and_with_unattended_nan(monkeypatch):
@@ -45,6 +50,55 @@ def test_the_gluon_kernel_runs_once_under_windows_and_with_unattended_nan(monkey
         assert not mask.any(0).all()
         assert mask.any(1).all()
     assert {case.d for case in windows} == {64, 128}
+
+
+def test_the_first_cases_launch_the_kernels_for_hopper_gpus(monkeypatch):
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    narrow, wide = (
+        (Sizes((2,), case.kv_heads, case.heads // case.kv_heads, case.n_q, case.n_k, case.d, case.d), case.dtype)
+        for case in list(once.first_cases())[:2]
+    )
+    assert by_gluon.choices("forward", *narrow, Card(), "band")
+    assert one_pass.choices("backward", *narrow, Card(), "band")
+    assert by_tma.choices("forward", *wide, Card())
+    assert by_tma.choices("backward", *wide, Card())
+    assert list(once.cases())[: len([*once.first_cases()])] == [*once.first_cases()]
+
+
+class Answers:
+    """A worker whose calls answer, or fail, in order."""
+
+    def __init__(self, *answers):
+        self.answers, self.ended = list(answers), False
+
+    def ask(self, method, *arguments, seconds):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(self):
+        self.ended = True
+
+
+def test_a_call_that_the_end_cuts_off_is_listed_as_not_run(tmp_path, capsys):
+    todo, right = list(once.cases())[:3], {"out": 1e-3}
+    for seconds, last, ran, wrong in (
+        (10, Late("took longer than 10 s"), 1, False),
+        (3600, Late("took longer than 20 s"), 3, True),  # a hang
+        (10, Lost("the process ended with status -11"), 3, True),
+        (10, Failed("out 2.0e-01", wrong=True), 3, True),
+        (0, right, 0, False),
+    ):
+        kept = once.Outcomes(tmp_path / "once.json", once.Console(width=1000))
+        worker = Answers(right, last, right)
+        once.plain(todo, worker, time.monotonic() + seconds, kept)
+        assert len(kept.all) == ran
+        assert worker.ended
+        assert once.summarized(todo, kept) == wrong
+        said = capsys.readouterr().out
+        assert f"{ran} of 3 calls, 0 watched" in said
+        assert all(("not run" in said and case.title in said.split("not run")[1]) == (ran < 3) for case in todo[ran:])
 
 
 def test_a_wrong_head_and_a_wrong_gradient_are_found():

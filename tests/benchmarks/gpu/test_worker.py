@@ -13,7 +13,7 @@ from rich.console import Console
 import redblue as rb
 from benchmarks.common.failures import Refused
 from benchmarks.gpu import attention, calls, points
-from benchmarks.gpu.worker import Failed, Here, Lost, Worker
+from benchmarks.gpu.worker import Failed, Here, Late, Lost, Worker
 
 
 class Scripted:
@@ -81,10 +81,11 @@ def test_a_worker_is_replaced_after_a_crash_or_a_hang():
         worker.ask("refuse", seconds=60)
     assert not refused.value.passing
     assert worker.process.pid == process
-    with pytest.raises(Lost, match="status 3"):
+    with pytest.raises(Lost, match="status 3") as crash:
         worker.ask("crash", seconds=60)
+    assert not isinstance(crash.value, Late)
     assert worker.ask("right", 2, seconds=60) == 3
-    with pytest.raises(Lost, match="took longer than 0 s"):
+    with pytest.raises(Late, match="took longer than 0 s"):
         worker.ask("hang", seconds=0.1)
     worker.end()
 
