@@ -1,5 +1,6 @@
 """The Hopper kernel, compiled for sm_90 in processes where Triton does not interpret."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -30,7 +31,7 @@ launch = plan("forward", sizes, "bfloat16", Card(), PlanOptions(by_gluon=mask))
 (needed,) = fit.fits_of([run], 90)
 with fit._target(90):
     asm = run.kernel.warmup(*run.positional, grid=run.grid, **run.settings).asm
-    names = "HGMMA|WARPGROUP.DEPBAR|MUFU.EX2|USETMAXREG|UTMALDG|HMMA|LDL|STL"
+    names = "HGMMA|WARPGROUP.DEPBAR.LE gsb0, 0x[01]|MUFU.EX2|USETMAXREG|UTMALDG|HMMA|LDL|STL"
 # asm["sass"] of Triton 3.6 ends after 4096 instructions, before the code of the other consumers
 with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
     file.write(asm["cubin"])
@@ -64,13 +65,19 @@ def test_products_run_beside_exponentials(d, first, end):
     assert {"HGMMA", "USETMAXREG", "UTMALDG"} <= set(sass)
     assert "HMMA" not in sass
     # In each loop, exponentials of a tile come between a wait that leaves the output's product running and its own wait
-    between, exponentials = [], 0
-    for name in sass:
-        if name == "MUFU.EX2":
-            exponentials += 1
-        elif name == "WARPGROUP.DEPBAR":
-            between.append(exponentials)
-            exponentials = 0
     consumers, loops = (3 if d == 64 and end is None else 2), 1 + (end is not None) + (first is not None)
     tile = 64 * (64 if d == 256 else 128) // 128  # exponentials per thread
-    assert sum(count >= tile for count in between) >= consumers * (loops + 1), between  # and the first tile's
+    beside = exponentials_beside_products(sass)
+    assert sum(count >= tile for count in beside) == len(beside) == consumers * loops, beside
+
+
+def exponentials_beside_products(sass):
+    """The number of exponentials between each wait that leaves one product running and the next wait."""
+    waits = [i for i, name in enumerate(sass) if name.startswith("WARPGROUP.DEPBAR")]
+    return [sass[i:j].count("MUFU.EX2") for i, j in itertools.pairwise(waits) if sass[i].endswith("0x1")]
+
+
+def test_exponentials_behind_the_second_wait_are_not_beside_products():
+    one, none, exponential = "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "MUFU.EX2"
+    assert exponentials_beside_products([none, exponential, "HGMMA", one, exponential, none, exponential]) == [1]
+    assert exponentials_beside_products([none, exponential, "HGMMA", one, none, exponential, "HGMMA", none]) == [0]
