@@ -61,7 +61,11 @@ def test_durations(seconds, text):
 )
 def test_sizes(size, text):
     assert capacity(size) == text
-    assert byte_amount(size) == text or size in (1024, 5 * 2**18, 2**30)
+
+
+@pytest.mark.parametrize(("size", "text"), [(None, "-"), (999, "999 B"), (1024, "1.02 kB"), (999_999, "1 MB")])
+def test_decimal_sizes(size, text):
+    assert byte_amount(size) == text
 
 
 def test_no_number_needs_an_exponent():

@@ -261,7 +261,7 @@ class Schedule:
 def _fitting(one_pass: Pass, stream: AnyProblem, searched: AnyProblem, words: int, search: Callable[[int], Any]) -> Any:
     """Return the best tiles for the shorter problem `searched`, or smaller tiles if these do not fit for the stream.
 
-    For the stream, tiles may hold more words, because an array that stays whole is longer, for example.
+    The stream's arrays are longer than those of `searched`, so tiles that keep a whole array hold more words.
     search(words): the best tiles for `searched`. Returns None if no tiles that the search returns fit.
     """
     left = words
