@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ class Task:
     def streams(self) -> int:
         return self.sizes.streams
 
-    @property
+    @cached_property
     def plan_options(self) -> PlanOptions:
         record = self.record
         return PlanOptions(
@@ -95,13 +96,13 @@ class Task:
             any_order=self.dout is not None and not torch.are_deterministic_algorithms_enabled(),
         )
 
-    @property
+    @cached_property
     def by_tma(self) -> bool:
         """Whether spilled/tma supports this task: hopper/ supports it, and it has no mask or a causal band."""
         some_attend = self.end is None or self.sizes.n_q - 1 + self.end >= 1
         return self.first is None and some_attend and bool(self.by_gluon)
 
-    @property
+    @cached_property
     def by_gluon(self) -> str:
         """The mask, "full" or "band", if hopper/ supports this task: plain scores, and arrays that TMA accepts."""
         record = self.record
@@ -112,12 +113,12 @@ class Task:
             return ""
         return "full" if self.first is None and self.end is None else "band"
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether scores need only a positive factor that is not large, which can be applied in the exponential."""
         return is_plain(self.record, self.sizes)
 
-    @property
+    @cached_property
     def scores(self) -> Scores:
         return scores_of(self)
 
@@ -136,7 +137,7 @@ class Task:
         in_use((*result[LISTS], planes))
         return result._replace(planes=planes, plane_batch=batch, plane_head=head)
 
-    @property
+    @cached_property
     def wide(self) -> bool:
         """Whether some offset within a stream needs more than 32 bits."""
         everything = (self.q, self.k, self.v, self.out, *self.record.arrays, self.dout, self.dq, self.dk, self.dv)
@@ -148,15 +149,25 @@ _FIELDS = {entry.name for entry in fields(Task)} - {"record"}
 
 def reach(x: Tensor) -> int:
     """The largest offset of an element within a batch entry, in elements."""
-    return sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return _reach(x.shape[1:], x.stride()[1:])
+
+
+@lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _tma_takes(x: Tensor) -> bool:
     """Whether TMA descriptors can describe the tensor: aligned rows of adjacent elements, without broadcasting."""
-    aligned = TMA_ALIGNED_BYTES // x.itemsize
-    strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
-    return adjacent and x.data_ptr() % TMA_ALIGNED_BYTES == 0 and all(s > 0 and s % aligned == 0 for s in strides)
+    return x.data_ptr() % TMA_ALIGNED_BYTES == 0 and _tma_takes_rows(x.shape, x.stride(), x.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _tma_takes_rows(shape: tuple[int, ...], strides: tuple[int, ...], element_bytes: int) -> bool:
+    aligned = TMA_ALIGNED_BYTES // element_bytes
+    apart = [stride for size, stride in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
+    adjacent = strides[-1] == 1 or shape[-1] == 1
+    return adjacent and all(stride > 0 and stride % aligned == 0 for stride in apart)
 
 
 def array(x: Tensor | None) -> Array:
@@ -196,9 +207,9 @@ class Run(NamedTuple):
         """Triton's own options. From Triton 3.10 on, fused multiply-adds must be enabled explicitly."""
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
-    def __call__(self) -> None:
-        if all(self.grid):
-            self.kernel[self.grid](*self.positional, **self.settings)
+    def __call__(self) -> Any:
+        """Launch the kernel. Returns the compiled kernel; None for an empty grid, or where kernels are interpreted."""
+        return self.kernel[self.grid](*self.positional, **self.settings) if all(self.grid) else None
 
 
 def parts(d: int) -> tuple[int, int]:

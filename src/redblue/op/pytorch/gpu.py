@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.cpu.mask_form import check_lead
+from redblue.kernels.gpu import replay
 from redblue.kernels.gpu.bias_gradient import add_bias_gradient
-from redblue.kernels.gpu.launch import Task
+from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.mask_lists import KEPT
 from redblue.kernels.gpu.planning import fallback, tune
-from redblue.kernels.gpu.planning.device import copied
+from redblue.kernels.gpu.planning.device import capturing, copied
 from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launches, plan
 from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.gpu.versions import check_gradients_with_dropout
@@ -35,8 +36,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    tasks = list(_tasks(call, options, q=q, k=k, v=v, out=out, lse=lse))
-    _run("forward", tasks, call, q, options)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    key = _replay_key("forward", tuple(tensors.values()), options)
+    if not _replayed(key, tensors):
+        _run("forward", list(_tasks(call, options, **tensors)), call, tensors, options, key)
     return out, lse
 
 
@@ -67,30 +70,46 @@ def backward(
     tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
     if bias is not None:
         tensors["dbias"] = dbias.expand(ARRAYS["bias"].shape(call.sizes))
+    present = {name: x for name, x in tensors.items() if x is not None}
+    key = _replay_key("backward", tuple(present.values()), options)
+    if _replayed(key, present):
+        return dq, dk, dv, dbias, delta
     tasks = list(_tasks(call, options, backward=True, **tensors))
-    _run("backward", tasks, call, q, options)
+    _run("backward", tasks, call, present, options, key)
     for task in () if bias is None else tasks:
         add_bias_gradient(task, precision_of(q))
     return dq, dk, dv, dbias, delta
 
 
-def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, options: Options) -> None:
+def _run(
+    direction: str,
+    tasks: list[Task],
+    call: layouts.Call,
+    tensors: dict[str, Tensor],
+    options: Options,
+    key: Hashable | None,
+) -> None:
     """Run the tasks with the planned launch, or, on a GPU, with the candidate that tuning measured as the fastest.
 
-    If the card refuses a launch, a smaller one takes its place.
+    If the card refuses a launch, a smaller one takes its place. key: from `_replay_key`; the launch is kept for later
+    calls of this key, unless it took the place of another one.
     """
+    q = tensors["q"]
     precision = precision_of(q)
+    launched: list[tuple[Run, Any]] = []
 
     def run(launch: Launch) -> None:
+        launched.clear()
         for task in tasks:
-            for kernel_run in getattr(KERNELS[launch.kernel], direction)(task, launch, precision):
-                kernel_run()
+            runs = getattr(KERNELS[launch.kernel], direction)(task, launch, precision)
+            launched.extend((kernel_run, kernel_run()) for kernel_run in runs)
 
     mask, schedule = options.mask or OPEN, options.schedule
     card, plan_options = card_of(q.device), tasks[0].plan_options
-    plan_options = plan_options._replace(
-        by_tma=all(task.by_tma for task in tasks), by_gluon=min(task.by_gluon for task in tasks)
-    )
+    if len(tasks) > 1:
+        plan_options = plan_options._replace(
+            by_tma=all(task.by_tma for task in tasks), by_gluon=min(task.by_gluon for task in tasks)
+        )
     form = "lists" if mask.name else "full" if mask.left < 0 and mask.right < 0 else "band"
     kind = tune.Kind.of(
         direction, call.sizes, f"{call.dtype} {precision}", form, plan_options, schedule, q.device, card
@@ -100,7 +119,36 @@ def _run(direction: str, tasks: list[Task], call: layouts.Call, q: Tensor, optio
     def choose() -> Launch:
         return tune.chosen(kind, candidates(*request), run) if q.is_cuda and tune.enabled() else plan(*request)
 
-    fallback.run(kind, choose, lambda: launches(*request), run)
+    if fallback.run(kind, choose, lambda: launches(*request), run) and key is not None and _only_launches(tasks):
+        replay.keep(key, replay.recorded(launched, tuple(tensors.values())))
+
+
+def _replay_key(direction: str, tensors: tuple[Tensor, ...], options: Options) -> Hashable | None:
+    """Everything on which the launches of a call depend; None if the call's options include arrays or random numbers.
+
+    A launch chosen while a CUDA graph is captured is not tuned, so it is not kept for later calls.
+    """
+    if options.seed is not None or options.has_arrays or (options.mask is not None and options.mask.name):
+        return None
+    device = tensors[0].device
+    settings = precision_of(tensors[0]), tune.enabled(), torch.are_deterministic_algorithms_enabled()
+    return direction, options, device, card_of(device), capturing(device), *settings, replay.forms(tensors)
+
+
+def _replayed(key: Hashable | None, tensors: dict[str, Tensor]) -> bool:
+    """Launch the kernels again if a call of this key is known. Returns whether it is."""
+    known = None if key is None else replay.known(key)
+    if known is None:
+        return False
+    known.run(tuple(tensors.values()))
+    return True
+
+
+def _only_launches(tasks: list[Task]) -> bool:
+    """Whether launches are all that the call does. Where no query attends a key, PyTorch also clears or copies keys."""
+    (task, *others) = tasks
+    every_key = (task.first or 0) <= 0 and (task.end is None or task.sizes.n_q - 1 + task.end >= task.sizes.n_k)
+    return not others and every_key
 
 
 def precision_of(x: Tensor) -> str:

@@ -33,9 +33,9 @@ def small():
         patched.setattr(paged_gpu, "plan", lambda *_: Launch("flash", ForwardTiles(16, 16)))
         patched.setattr(layout, "MIN_SPAN", 16)
         patched.setattr(layout, "MERGED_SHARE", 100.0)
-        paged_gpu._known.cache_clear()
+        paged_gpu.forget()
         yield
-    paged_gpu._known.cache_clear()
+    paged_gpu.forget()
 
 
 @pytest.fixture(autouse=True, scope="module")

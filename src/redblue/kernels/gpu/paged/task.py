@@ -13,7 +13,7 @@ from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.launch import PlanOptions, Run, parts
 from redblue.kernels.gpu.paged.forward import paged_forward
-from redblue.kernels.gpu.paged.merge import merged_rows, paged_merge
+from redblue.kernels.gpu.paged.merge import merged, paged_merge
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
@@ -130,7 +130,7 @@ class PagedTask:
     def merge(self, work: Work) -> Run:
         """The launch that merges partial results. Its grid is empty if there are none."""
         sizes = self.sizes
-        width, rows = merged_rows(sizes.d_v, sizes.group)
+        width, rows, parts_at_once = merged(sizes.d_v, sizes.group)
         arguments: dict[str, Any] = {
             "part_out": work.out,
             "part_lse": work.lse,
@@ -146,6 +146,7 @@ class PagedTask:
             "D_V": sizes.d_v,
             "WIDTH": width,
             "ROWS": rows,
+            "PARTS": parts_at_once,
         }
         grid = len(work.arrays.merged), sizes.kv_heads, ceil_div(sizes.group, rows)
         return Run(paged_merge, grid, arguments, 4, 1)

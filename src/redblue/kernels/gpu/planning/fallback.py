@@ -23,8 +23,10 @@ def run(
     choose: Callable[[], Launch],
     others: Callable[[], Iterable[Launch]],
     execute: Callable[[Launch], object],
-) -> None:
+) -> bool:
     """Execute the chosen launch or, if the card refuses it, the first of the others that the card accepts.
+
+    Returns whether the chosen launch was executed.
 
     A warning reports the replacement. Later calls of the kind skip the refused launch, unless memory ran out: the next
     call may find more. A launch overwrites everything that a refused launch wrote. Raises RedblueError if the card
@@ -50,7 +52,7 @@ def run(
             continue
         if first_reason:
             warnings.warn(f"{first_reason}; {_describe(launch)} runs instead", stacklevel=2)
-        return
+        return not first_reason
     if out_of_memory is not None:
         raise out_of_memory
     least = min(refused, key=lambda launch: launch.shared_bytes)

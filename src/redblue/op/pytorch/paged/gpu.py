@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,20 +19,23 @@ from redblue.compiled import _core
 from redblue.kernels.cpu.call import Array, Sizes
 from redblue.kernels.cpu.paged import Cache, call_of
 from redblue.kernels.cpu.plan import Tile
+from redblue.kernels.gpu import replay
+from redblue.kernels.gpu.launch import Run
 from redblue.kernels.gpu.paged.layout import MAX_KEYS, Layout, layout_of, span_per_row
 from redblue.kernels.gpu.paged.nodes import nodes_of
 from redblue.kernels.gpu.paged.task import Arrays, PagedTask, Work
 from redblue.kernels.gpu.planning import fallback, tune
 from redblue.kernels.gpu.planning.card import card_of
-from redblue.kernels.gpu.planning.device import copied, in_use
+from redblue.kernels.gpu.planning.device import capturing, copied, in_use
 from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_sizes, plan
 from redblue.kernels.options import ARRAYS, Options, check_array
 from redblue.masks import Mask
 from redblue.op.paged.call import PagedCall
+from redblue.op.paged.pages import Sequences
 from redblue.op.pytorch.gpu import precision_of
 from redblue.op.pytorch.layouts import sums_of
 
-KEPT = 8  # layouts of recent calls in the cache, because all layers of a model have the same layout
+KEPT = 16  # entries of each cache
 
 
 def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
@@ -43,17 +47,34 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     q, sums = call.q, sums_of(call.q.dtype)
     out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        task = _task(call, page_table, out, lse)
+        table = _on_device(page_table, call.sequences, q.device)
+        tensors = q, call.k, call.v, table, out, lse
+        facts = _replay_facts(call, tensors)
+        known = None if facts is None else _replays.known(call.sequences, facts)
         try:
-            if len(q) and q.shape[1]:
-                _run(task, _placed(call, task))
+            if known:
+                known.run(tensors)
+            elif len(q) and q.shape[1]:
+                task = _task(call, table, out, lse)
+                made = _run(task, _placed(call, task), tensors, facts is not None)
+                if made is not None:
+                    _replays.keep(call.sequences, facts, made)
         except Unplanned as failure:  # raised before the first launch: all classes have the same smallest tiles
             warnings.warn(f"{failure}; the keys and values of each sequence are gathered instead", stacklevel=4)
             return None
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])
 
 
-def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTask:
+def _replay_facts(call: PagedCall, tensors: tuple[Tensor, ...]) -> Hashable | None:
+    """Everything but the sequences on which the launches depend; None for calls with a tree or with arrays."""
+    if call.tree is not None or call.options.has_arrays:
+        return None
+    device = call.q.device
+    settings = precision_of(call.q), tune.enabled(), capturing(device)
+    return call.options, call.prefix, device, card_of(device), *settings, replay.forms(tensors)
+
+
+def _task(call: PagedCall, table: Tensor, out: Tensor, lse: Tensor) -> PagedTask:
     q, tree, sizes = call.q, call.tree, call.sizes
     for name, cache in (("k_pages", call.k), ("v_pages", call.v)):
         if not cache.shape[3]:
@@ -64,7 +85,7 @@ def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTa
         q,
         call.k,
         call.v,
-        _on_device(page_table, call.sequences.table, q.device),
+        table,
         out,
         lse,
         _record(call.options, sizes, q, lse.dtype),
@@ -74,7 +95,7 @@ def _task(call: PagedCall, page_table: Any, out: Tensor, lse: Tensor) -> PagedTa
     )
 
 
-def _on_device(page_table: Any, checked: np.ndarray, device: torch.device) -> Tensor:
+def _on_device(page_table: Any, checked: Sequences, device: torch.device) -> Tensor:
     """The caller's page table, or a copy of the checked table on the device.
 
     Tables of narrow integers are copied, since Triton 3.6 cannot compile products in float64 whose addresses depend on
@@ -82,7 +103,11 @@ def _on_device(page_table: Any, checked: np.ndarray, device: torch.device) -> Te
     """
     if isinstance(page_table, Tensor) and page_table.device == device:
         return page_table if page_table.element_size() >= 4 else page_table.int()
-    return torch.from_numpy(checked).to(device)
+    table = _tables.known(checked, device)
+    if table is None:
+        table = _tables.keep(checked, device, copied(checked.table, device))
+    in_use((table,))
+    return table
 
 
 def _tree_type(dtype: torch.dtype) -> torch.dtype:
@@ -134,29 +159,23 @@ class _Placed:
 
 def _placed(call: PagedCall, task: PagedTask) -> _Placed:
     """The layout of the call's work."""
-    of, sizes = call.sequences, task.sizes
+    of, sizes, device = call.sequences, task.sizes, task.q.device
     key_bytes = task.q.element_size() * (sizes.d if task.aliased else sizes.d + sizes.d_v)
     request = _Request(
-        of.starts.tobytes(),
-        of.lengths.tobytes(),
-        of.table.tobytes(),
-        max(1, of.page),
+        device,
         (task.first, task.end),
         0 if task.tree is None else task.tree.shape[1],
         -1 if call.prefix is None else call.prefix,
         sizes.group,
         span_per_row(key_bytes, task.lse.element_size() * (sizes.d_v + 1)),
     )
-    return _known(request, task.q.device)
+    return _layouts.known(of, request) or _layouts.keep(of, request, _place(of, request))
 
 
 class _Request(NamedTuple):
-    """Everything that a layout depends on. starts, lengths, table: the bytes of these arrays of Sequences."""
+    """Everything but the sequences that a layout depends on."""
 
-    starts: bytes
-    lengths: bytes
-    table: bytes
-    page: int
+    device: torch.device
     window: tuple[int | None, int | None]  # PagedTask.first and .end
     newest: int  # columns of the tree; 0: none
     prefix: int  # pages that all sequences share; -1: not known yet
@@ -164,26 +183,58 @@ class _Request(NamedTuple):
     span_per_row: float
 
 
-@lru_cache(maxsize=KEPT)
-def _known(request: _Request, device: torch.device) -> _Placed:
-    starts, lengths = (np.frombuffer(x, np.int64) for x in (request.starts, request.lengths))
-    nodes = nodes_of(_shared(request, starts, lengths), starts)
-    layout = layout_of(nodes, starts, lengths, request.group, request.window, request.span_per_row)
+def _place(of: Sequences, request: _Request) -> _Placed:
+    nodes = nodes_of(_shared(of, request), of.starts)
+    layout = layout_of(nodes, of.starts, of.lengths, request.group, request.window, request.span_per_row)
     on_device = layout.nodes, layout.members, layout.merged, layout.starts, layout.parts
-    return _Placed(layout, device, Arrays(*(copied(x, device) for x in on_device)))
+    return _Placed(layout, request.device, Arrays(*(copied(x, request.device) for x in on_device)))
 
 
-def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[_core.Node]:
+Result = TypeVar("Result")
+
+
+class _Recent(Generic[Result]):
+    """The results for the sequences of recent calls. All layers of a model pass the same sequences."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[tuple[Sequences, Hashable, Result], ...] = ()
+
+    def known(self, sequences: Sequences, facts: Hashable) -> Result | None:
+        """The result that was kept for equal sequences and facts. facts: everything else that the result depends on."""
+        for kept, other_facts, result in self.kept:
+            if other_facts == facts and _equal(kept, sequences):
+                return result
+        return None
+
+    def keep(self, sequences: Sequences, facts: Hashable, result: Result) -> Result:
+        self.kept = ((sequences, facts, result), *self.kept[: KEPT - 1])
+        return result
+
+
+def forget() -> None:
+    """Drop all cached layouts, tables and launches."""
+    for cache in (_layouts, _tables, _replays):
+        cache.kept = ()
+
+
+_layouts, _tables, _replays = _Recent[_Placed](), _Recent[Tensor](), _Recent[replay.Replay]()
+
+
+def _equal(a: Sequences, b: Sequences) -> bool:
+    return a is b or (a.page == b.page and all(map(np.array_equal, a.arrays, b.arrays)))
+
+
+def _shared(of: Sequences, request: _Request) -> list[_core.Node]:
     """The core's nodes. Kernels read a node's keys once for all its sequences."""
-    table = np.frombuffer(request.table, np.int64)
-    (first, end), most = request.window, len(table) // max(1, len(lengths))
+    starts, lengths, table = of.arrays
+    first, end = request.window
     sequences = _core.Sequences(
         len(lengths),
         starts.ctypes.data,
         lengths.ctypes.data,
         table.ctypes.data,
-        most,
-        request.page,
+        table.shape[1],
+        max(1, of.page),
         -1 if first is None else -first,
         -1 if end is None else end - 1,
         table.ctypes.data if request.newest else 0,  # any address says that there is a tree
@@ -197,20 +248,28 @@ def _shared(request: _Request, starts: np.ndarray, lengths: np.ndarray) -> list[
     )
 
 
-def _run(task: PagedTask, placed: _Placed) -> None:
-    """Run the kernels with the planned launches. If the card refuses a launch, a smaller one takes its place."""
+def _run(task: PagedTask, placed: _Placed, tensors: tuple[Tensor, ...], wants_replay: bool) -> replay.Replay | None:
+    """Run the kernels with the planned launches. If the card refuses a launch, a smaller one takes its place.
+
+    Returns the launches for later calls if wants_replay, and if they are the planned ones.
+    """
     sizes, layout, q = task.sizes, placed.layout, task.q
     in_use(placed.arrays)
     part = task.lse.new_empty((sizes.kv_heads, layout.partial_rows, sizes.d_v))
     work = Work(placed.arrays, part, task.lse.new_empty(part.shape[:2]), bool(layout.nodes[:, 1].any()))
     card, options, precision = card_of(q.device), task.plan_options, precision_of(q)
+    launched: list[tuple[Run, Any]] = []
     for rows in np.unique(layout.classes).tolist():
         planned = node_sizes(rows, sizes.d, sizes.d_v)
         request = "paged", planned, dtype_name(q.dtype), card, options, "flash"
         kind = tune.Kind.of("paged", planned, f"{request[2]} {precision}", "band", options, "flash", q.device, card)
 
         def run(launch: Launch, rows: int = rows) -> None:
-            task.forward(work, placed.items(rows, launch.tiles.rows), launch, precision)()
+            forward = task.forward(work, placed.items(rows, launch.tiles.rows), launch, precision)
+            launched.append((forward, forward()))
 
-        fallback.run(kind, partial(plan, *request), partial(launches, *request), run)
-    task.merge(work)()
+        wants_replay &= fallback.run(kind, partial(plan, *request), partial(launches, *request), run)
+    merge = task.merge(work)
+    launched.append((merge, merge()))
+    kept = *placed.arrays, *placed.programs.values()
+    return replay.recorded(launched, tensors, kept) if wants_replay else None

@@ -1,0 +1,193 @@
+"""Replay the launches of an earlier call with other tensors.
+
+The host needs longer to plan a call, to construct its launches and to bind their arguments than the GPU needs for a
+small call. A replay only replaces addresses. Its launches must be everything that the earlier call did, and must depend
+on nothing but the tensors' shapes, strides, types, alignment and shared addresses (`forms`), and facts that the caller
+compares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from redblue.kernels.gpu.launch import TMA_ALIGNED_BYTES, Run
+from redblue.kernels.gpu.planning.device import in_use
+
+KEPT = 256  # replays in the cache
+
+Addresses = Sequence[int]  # of the call's tensors, then of its temporary memory
+Make = Callable[[Addresses], Any]  # makes one argument of a launch
+
+
+class _Step(NamedTuple):
+    """One launch: `launch` is the compiled kernel with its grid; `makers` make the arguments with addresses."""
+
+    launch: Callable[..., object]
+    arguments: tuple[Any, ...]
+    makers: tuple[tuple[int, Make], ...]
+
+
+class Replay(NamedTuple):
+    """Launches whose addresses are replaced.
+
+    memory: the bytes of each array that only the launches use. kept: the arrays that every replay reads.
+    """
+
+    steps: tuple[_Step, ...]
+    memory: tuple[int, ...]
+    kept: tuple[Tensor, ...]
+
+    def run(self, tensors: Sequence[Tensor]) -> None:
+        """Launch everything. tensors: in the order of `recorded`, of the same forms."""
+        in_use(self.kept)
+        temporary = [tensors[0].new_empty(size, dtype=torch.uint8) for size in self.memory]
+        addresses = [x.data_ptr() for x in (*tensors, *temporary)]
+        for launch, arguments, makers in self.steps:
+            filled = list(arguments)
+            for i, make in makers:
+                filled[i] = make(addresses)
+            launch(*filled)
+
+
+def forms(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The properties of tensors that must be equal for a replay. Addresses matter relative to each other."""
+    addresses = [x.data_ptr() for x in tensors]
+    return (
+        *((x.shape, x.stride(), x.dtype, address % TMA_ALIGNED_BYTES) for x, address in zip(tensors, addresses)),  # noqa: B905 (equally many; strict=True would cost time)
+        *map(addresses.index, addresses),
+    )
+
+
+def recorded(runs: Iterable[tuple[Run, Any]], tensors: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> Replay | None:
+    """The replay of a call; None if it cannot be replayed.
+
+    runs: the call's launches, and the compiled kernel that each launch returned; None: it did not run. tensors: the
+    call's inputs and results. kept: arrays that every replay reads. All other tensors among the launches' arguments are
+    temporary memory.
+    """
+    places = _Places(tensors, kept)
+    steps = []
+    try:
+        for run, compiled in runs:
+            if not all(run.grid):
+                continue
+            if not hasattr(compiled, "launch_metadata"):
+                return None
+            arguments, makers = run.positional, []
+            for i, x in enumerate(arguments):
+                make = places.maker(x)
+                if make is not None:
+                    makers.append((i, make))
+                    arguments[i] = None
+            steps.append(_Step(compiled[(*run.grid, 1, 1)[:3]], tuple(arguments), tuple(makers)))
+    except _Unknown:
+        return None
+    return Replay(tuple(steps), tuple(places.memory), tuple(kept))
+
+
+class _Unknown(Exception):
+    """An argument has no known place."""
+
+
+class _Places:
+    """The places of addresses: the number of a tensor or of a temporary array, and a distance in bytes."""
+
+    def __init__(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+        self.tensors, self.memory = tensors, list[int]()
+        self.kept = {x.data_ptr() for x in kept}
+        self.by_address = {x.data_ptr(): i for i, x in reversed(list(enumerate(tensors)))}
+        self.by_storage: dict[int, int | None] = {}  # None: several tensors share this storage
+        for i, x in enumerate(tensors):
+            storage = x.untyped_storage().data_ptr()
+            self.by_storage[storage] = None if storage in self.by_storage else i
+
+    def maker(self, x: Any) -> Make | None:
+        """The function that makes the argument; None if it is the same in every replay."""
+        if isinstance(x, Tensor):
+            if x.data_ptr() in self.kept:
+                return None
+            number, distance = self.place(x)
+            return lambda addresses: addresses[number] + distance
+        if isinstance(x, tuple) and x and isinstance(x[0], Tensor) and not _holds_tensors(x[1:]):  # as Array
+            number, distance = self.place(x[0])
+            kind, strides = type(x), x[1:]
+            return lambda addresses: kind(addresses[number] + distance, *strides)
+        if isinstance(getattr(x, "base", None), Tensor):  # a TMA descriptor
+            number, distance = self.place(x.base)
+            return partial(_described, _without_base(x), number, distance)
+        if isinstance(x, tuple) and _holds_tensors(x):
+            raise _Unknown
+        return None
+
+    def place(self, x: Tensor) -> tuple[int, int]:
+        address, storage = x.data_ptr(), x.untyped_storage()
+        if address in self.by_address:
+            return self.by_address[address], 0
+        number = self.by_storage.get(storage.data_ptr(), -1)
+        if number is None or not storage.nbytes():
+            raise _Unknown
+        if number < 0:
+            number = len(self.tensors) + len(self.memory)
+            self.memory.append(storage.nbytes())
+            self.by_storage[storage.data_ptr()] = number
+        base = self.tensors[number].data_ptr() if number < len(self.tensors) else storage.data_ptr()
+        return number, address - base
+
+
+class _At:
+    """An address in the form of a tensor, for TMA descriptors."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def _without_base(descriptor: Any) -> Any:
+    """A copy of the descriptor that does not keep its tensor alive."""
+    other = copy.copy(descriptor)
+    other.base = None
+    return other
+
+
+def _described(descriptor: Any, number: int, distance: int, addresses: Addresses) -> Any:
+    other = copy.copy(descriptor)
+    other.base = _At(addresses[number] + distance)
+    return other
+
+
+def _holds_tensors(x: tuple[Any, ...]) -> bool:
+    return any(isinstance(y, Tensor) or (isinstance(y, tuple) and _holds_tensors(y)) for y in x)
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+_kept: dict[Hashable, Replay] = {}
+
+
+def known(key: Hashable) -> Replay | None:
+    """The replay kept for this key. The key has the tensors' forms, and all other facts on which launches depend."""
+    return _kept.get(key)
+
+
+def keep(key: Hashable, replay: Replay | None) -> None:
+    if replay is None:
+        return
+    if len(_kept) >= KEPT:
+        _kept.clear()
+    _kept[key] = replay
+
+
+def forget() -> None:
+    """Drop all replays."""
+    _kept.clear()

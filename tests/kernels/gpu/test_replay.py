@@ -1,0 +1,264 @@
+"""A replayed call launches the same kernels with the same arguments as a call that plans and binds them again.
+
+No kernel runs: a stand-in for the compiled kernel records the arguments of each launch.
+"""
+
+import gc
+import weakref
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import redblue as rb
+from redblue.kernels.gpu import launch as gpu_launch
+from redblue.kernels.gpu import replay
+from redblue.kernels.gpu.arrays import Array
+from redblue.kernels.gpu.launch import Run
+from redblue.kernels.gpu.planning.card import Card, planning_for
+from redblue.op.pytorch import gpu, ops
+from redblue.op.pytorch.paged import gpu as paged_gpu
+
+
+class Launched(NamedTuple):
+    kernel: str
+    grid: tuple
+    arguments: list
+
+
+class Compiled:
+    """A stand-in for Triton's compiled kernel."""
+
+    def __init__(self, run, log):
+        self.name, self.log = run.kernel.__name__, log
+
+    def launch_metadata(self):
+        raise AssertionError
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.log.append(Launched(self.name, grid, list(arguments)))
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """The launches of each call, in order."""
+    launches = []
+
+    def record(run):
+        if not all(run.grid):
+            return None
+        compiled = Compiled(run, launches)
+        compiled[(*run.grid, 1, 1)[:3]](*run.positional)
+        return compiled
+
+    monkeypatch.setattr(gpu_launch.Run, "__call__", record)
+    replay.forget()
+    paged_gpu.forget()
+    with ops.substituted(by=gpu), planning_for(Card()):
+        yield launches
+    replay.forget()
+    paged_gpu.forget()
+
+
+def arrays(n_q=256, n_k=256, d=128, heads=4, kv_heads=4, d_v=None, dtype=torch.bfloat16, layout="contiguous"):
+    if layout == "packed":
+        return torch.randn(1, n_q, 3, heads, d).to(dtype).permute(2, 0, 3, 1, 4).unbind()
+    shapes = (heads, n_q, d), (kv_heads, n_k, d), (kv_heads, n_k, d_v or d)
+    return [torch.randn(1, *shape).to(dtype) for shape in shapes]
+
+
+def described(x, tensors, temporaries):
+    """An argument, with addresses replaced by the name of the tensor, or the number of the temporary array."""
+    if isinstance(x, tuple) and hasattr(x, "pointer"):
+        return (*described(x.pointer, tensors, temporaries), *x[1:])
+    if hasattr(x, "base"):
+        rest = {name: value for name, value in vars(x).items() if name != "base"}
+        return (*described(x.base, tensors, temporaries), repr(rest))
+    address = x.data_ptr() if hasattr(x, "data_ptr") else x if type(x) is int and x > 1 << 32 else None
+    if address is None:
+        return x
+    for name, tensor in tensors.items():
+        first = tensor.untyped_storage().data_ptr()
+        if first <= address < first + tensor.untyped_storage().nbytes():
+            return name, address - tensor.data_ptr()
+    return "temporary", temporaries.setdefault(address, len(temporaries))
+
+
+def launched_by(call, log):
+    """The launches of a call, described. call: returns the tensors by name."""
+    log.clear()
+    tensors, temporaries = call(), {}
+    return [
+        (each.kernel, each.grid, [described(x, tensors, temporaries) for x in each.arguments]) for each in list(log)
+    ]
+
+
+def forward_of(inputs, **options):
+    def call():
+        out, lse = rb.attention(*inputs, return_lse=True, **options)
+        return dict(zip("qkv", inputs, strict=True)) | {"out": out, "lse": lse}
+
+    return call
+
+
+CALLS = {
+    "full": ({}, {}),
+    "float32": ({"dtype": torch.float32}, {}),
+    "decode": ({"n_q": 1, "n_k": 65536, "heads": 8, "kv_heads": 1}, {}),
+    "causal": ({}, {"mask": rb.Mask.causal()}),
+    "softcap": ({}, {"softcap": 5.0}),
+    "wide": ({"d": 512, "heads": 48, "kv_heads": 48}, {}),
+    "wide, few": ({"d": 512}, {"mask": rb.Mask.causal()}),
+    "odd": ({"n_q": 77, "n_k": 131, "d": 40, "d_v": 24}, {}),
+    "packed": ({"layout": "packed"}, {}),
+    "hybrid": ({"d": 256}, {"schedule": "hybrid"}),
+    "small_cache": ({"d": 96}, {"schedule": "small_cache"}),
+}
+
+
+@pytest.mark.parametrize(("sizes", "options"), CALLS.values(), ids=CALLS)
+def test_a_replay_launches_the_same_as_a_new_call(sizes, options, log):
+    first, second = arrays(**sizes), arrays(**sizes)
+    for x, y in zip(first, second, strict=True):  # whether addresses are multiples of 16 is part of the key
+        assert x.data_ptr() % 16 == y.data_ptr() % 16
+    planned = launched_by(forward_of(first, **options), log)
+    assert planned
+    assert len(replay._kept) == 1
+    assert launched_by(forward_of(second, **options), log) == planned
+    replay.forget()
+    assert launched_by(forward_of(second, **options), log) == planned
+
+
+@pytest.mark.parametrize("sizes", [{}, {"d": 512, "heads": 48, "kv_heads": 48}, {"d": 96, "n_q": 77}], ids=str)
+def test_backward(sizes, log):
+    def call(inputs):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        out = rb.attention(*leaves)
+        log.clear()
+        dout = torch.ones_like(out)
+        gradients = torch.autograd.grad(out, leaves, dout)
+        names = "q", "k", "v", "out", "dout", "dq", "dk", "dv"
+        return dict(zip(names, (*inputs, out, dout, *gradients), strict=True))
+
+    first, second = arrays(**sizes), arrays(**sizes)
+    planned = launched_by(lambda: call(first), log)
+    assert len(replay._kept) == 2
+    assert launched_by(lambda: call(second), log) == planned
+
+
+def test_only_equal_calls_are_replayed(log):
+    q, k, v = arrays()
+    forward_of((q, k, v))()
+    assert len(replay._kept) == 1
+    others = [
+        ((q, k, k), {}),  # shared memory
+        ((q.transpose(1, 2).contiguous().transpose(1, 2), k, v), {}),
+        ((torch.nn.functional.pad(q, (8, 0))[..., 8:], k, v), {}),
+        ((q, k, v), {"scale": 0.3}),
+        ((q, k, v), {"mask": rb.Mask.causal()}),
+        ((q.float(), k.float(), v.float()), {}),
+    ]
+    for number, (inputs, options) in enumerate(others, 2):
+        forward_of(inputs, **options)()
+        assert len(replay._kept) == number
+    unaligned = torch.randn(q.numel() + 1).to(q.dtype)[1:].view(q.shape)
+    forward_of((unaligned, k, v))()
+    assert len(replay._kept) == len(others) + 2
+    with planning_for(Card(shared_bytes=48 << 10)):
+        forward_of((q, k, v))()
+    assert len(replay._kept) == len(others) + 3
+
+
+def test_calls_that_do_more_than_launch_are_not_kept(log):
+    q, k, v = arrays(n_q=100, n_k=200)
+    for options in (
+        {"mask": rb.Mask.causal()},  # keys that no query attends: their gradients are cleared
+        {"mask": rb.Mask.sliding_window(10, 0, align="bottom-right")},
+        {"mask": rb.Mask.blocks([[True, False], [True, True]], (50, 100))},
+        {"dropout": 0.5, "seed": 3},
+        {"sinks": torch.zeros(4)},
+    ):
+        forward_of((q, k, v), **options)()
+        assert not replay._kept
+
+
+def test_paged(log):
+    def call(seed, lengths=(100, 37), on_device=False):
+        torch.manual_seed(seed)
+        q = torch.randn(2, 1, 8, 64).half()
+        k, v = torch.randn(2, 9, 16, 2, 64).half()
+        table = torch.tensor([[1, 3, 5, 7, 2, 4, 6], [8, 0, 1, 0, 0, 0, 0]])
+        log.clear()
+        out = rb.attention_paged(q, k, v, table, torch.tensor(lengths))
+        return {"q": q, "k": k, "v": v, "out": out}
+
+    def without_layout(launches):  # addresses of the layout's arrays, which are new after forget()
+        return [
+            (name, grid, [x for x in arguments if not (isinstance(x, tuple) and x[0] == "temporary")])
+            for name, grid, arguments in launches
+        ]
+
+    planned = launched_by(lambda: call(0), log)
+    assert [name for name, *_ in planned][-1] == "paged_forward"
+    assert len(paged_gpu._replays.kept) == 1
+    replayed = launched_by(lambda: call(1), log)
+    assert without_layout(replayed) == without_layout(planned)
+    launched_by(lambda: call(1, lengths=(100, 38)), log)
+    assert len(paged_gpu._replays.kept) == 2
+    paged_gpu.forget()
+    assert without_layout(launched_by(lambda: call(1), log)) == without_layout(planned)
+
+
+class Kernel:
+    """A kernel with one argument."""
+
+    arg_names = ("x",)
+    __name__ = "kernel"
+
+
+def test_views_temporary_memory_and_kept_arrays():
+    a, kept = torch.zeros(100), torch.zeros(3)
+    temporary = torch.zeros(50)
+    log = []
+    values = a[10:], Array(temporary[4:], 1, 2, 3, 4), kept, temporary, None, 7
+    launched = [(run := Run(Kernel, (1,), {"x": x}, 4, 1), Compiled(run, log)) for x in values]
+    made = replay.recorded(launched, [a], [kept])
+    assert made is not None
+    assert made.memory == (200,)
+    other = torch.zeros(100)
+    made.run([other])
+    view, array, same, whole, *rest = (each.arguments[0] for each in log)
+    assert view == other.data_ptr() + 40
+    assert same is kept
+    assert array == (whole + 16, 1, 2, 3, 4)
+    assert rest == [None, 7]
+
+
+def test_arguments_of_unknown_origin_are_not_replayed():
+    a = torch.zeros(100)
+    launched = [(run := Run(Kernel, (1,), {"x": (1, (torch.zeros(2), 3))}, 4, 1), Compiled(run, []))]
+    assert replay.recorded(launched, [a]) is None
+    both = a[:50], a[50:]
+    launched = [(run := Run(Kernel, (1,), {"x": a[20:30]}, 4, 1), Compiled(run, []))]
+    assert replay.recorded(launched, both) is None  # which of the two is it?
+    interpreted = [(Run(Kernel, (1,), {"x": a}, 4, 1), None)]
+    assert replay.recorded(interpreted, [a]) is None
+
+
+def test_replays_hold_no_tensors(log):
+    inputs = arrays(heads=48, kv_heads=48, d=512)
+    call = forward_of(inputs)
+    call()
+    assert len(replay._kept) == 1
+    references = [weakref.ref(x) for x in inputs]
+    log.clear()
+    del inputs, call
+    gc.collect()
+    assert not any(reference() is not None for reference in references)
+
+
+def test_the_cache_is_bounded(log, monkeypatch):
+    monkeypatch.setattr(replay, "KEPT", 2)
+    for n in (64, 65, 66):
+        forward_of(arrays(n_q=n, n_k=n))()
+        assert len(replay._kept) <= 2
