@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue.base.integers import ceil_div
 from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.gpu import replay
 from redblue.kernels.gpu.planning import tune
 from redblue.kernels.gpu.planning.card import card_of, planning_for
 from redblue.kernels.gpu.planning.footprints import KERNELS
 from redblue.kernels.gpu.planning.plan import plan
+from redblue.op.pytorch.paged import gpu as paged_gpu
 from support.on_device import MASKS, N_K, N_Q, ON_GPU, TOLERANCE, check, check_close, normal
 from support.textbook import textbook
 
@@ -164,6 +166,38 @@ def test_tuned_launches_are_correct_and_stored(monkeypatch, tmp_path):
     assert len(stored) == 2
     check(q, k, v, mask=rb.Mask.causal())
     tune.forget()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128, 256, 512])
+def test_replayed_calls(d, mask, deterministic):
+    """Calls with other tensors of the same shapes. So many heads occupy the card, as kernels for Hopper require."""
+    torch.use_deterministic_algorithms(deterministic)
+    replay.forget()
+    for _ in range(3):
+        check(normal(1, 24, 600, d), normal(1, 12, 600, d), normal(1, 12, 600, d), mask=MASKS[mask])
+        assert len(replay._kept) == 2
+    q, k, v = (normal(1, 2, n, d) for n in (1, 5000, 5000))
+    for _ in range(2):
+        check(q, k, v)
+        q, k, v = (torch.randn_like(x).requires_grad_() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_replayed_calls_on_pages(on_device):
+    lengths = [700, 0, 33, 2049]
+    table = torch.randperm(4 * 129).view(4, 129)
+    for number in range(3):
+        q = normal(4, 1, 8, 64, grad=False)
+        keys, values = normal(2, 4 * 129, 16, 2, 64, grad=False)
+        given = table.cuda() if on_device else table
+        out = rb.attention_paged(q, keys, values, given, lengths)
+        assert paged_gpu._replays.kept
+        for b, n in enumerate(lengths):
+            k, v = (x[table[b].cuda()].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (keys, values))
+            check_close(out[b : b + 1].transpose(1, 2), rb.attention(q[b : b + 1].transpose(1, 2), k, v), q.dtype)
+        lengths[2] += number  # the last two calls have other lengths
 
 
 def test_a_card_with_less_shared_memory():

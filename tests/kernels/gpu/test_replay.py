@@ -8,7 +8,9 @@ import weakref
 from typing import NamedTuple
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
 
 import redblue as rb
 from redblue.kernels.gpu import launch as gpu_launch

@@ -30,7 +30,7 @@ def backward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     if isinstance(launch.tiles, Choice):
         return by_tma.backward(task, launch.tiles)
     task = without_unattended_keys(task)
-    launch = with_chunk(task, launch)
+    launch = with_chunk(task, launch, 2 + bool(task.record.softcap))
     sizes, t, hybrid = task.sizes, launch.tiles, launch.kernel == "hybrid"
     common = {
         "scores": task.scores,

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from redblue.base.integers import ceil_div
 from redblue.kernels.gpu.launch import Task
-from redblue.kernels.gpu.planning.footprints import ON_ONE_GRID
+from redblue.kernels.gpu.planning.footprints import MAX_SPILLED, ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import Launch
 
 ALIGNED = 16  # rows of spilled arrays start at multiples of this number of elements, for the widest loads
@@ -45,16 +45,29 @@ class Spilled(NamedTuple):
     line: int
 
 
-def with_chunk(task: Task, launch: Launch) -> Launch:
-    """The launch with a chunk, and with slices no longer than a tile.
+def with_chunk(task: Task, launch: Launch, spilled: int) -> Launch:
+    """The launch with a chunk, and with slices no longer than a tile. spilled: the number of spilled arrays.
 
     Under a listed mask, spilled tiles are read on the grid on which they were written, so all tiles use this grid.
     """
     t = launch.tiles
     t = t._replace(depth=min(t.depth, t.rows, t.cols))
+    chunk = launch.chunk or task.rows
     if task.mask is not None:
         t = t._replace(**{edge: getattr(t, own) for edge, own in ON_ONE_GRID.items() if edge in t._fields})
-    return launch._replace(tiles=t, chunk=launch.chunk or task.rows)
+        row_bytes = spilled * task.q.itemsize * max(1, task.sizes.n_k)
+        times = min(1 / _density(task, t), MAX_SPILLED / (row_bytes * chunk))
+        chunk *= max(1, int(times))
+    return launch._replace(tiles=t, chunk=chunk)
+
+
+def _density(task: Task, tiles: Any) -> float:
+    """The share of tiles that are listed. Chunks grow as it falls: launches of few tiles wait for the host."""
+    lists = task.lists(tiles.rows, tiles.cols, "rows")
+    assert lists is not None
+    blocks = len(lists.full_starts) - 1
+    every = blocks * ceil_div(task.sizes.n_k, tiles.cols)
+    return max(1, len(lists.full) + len(lists.partial)) / max(1, every)
 
 
 def chunks(task: Task, max_rows: int) -> Iterator[Chunk]:

@@ -56,7 +56,7 @@ def forward(task: Task, launch: Launch, precision: str = "ieee") -> list[Run]:
     if isinstance(launch.tiles, Choice):
         return by_tma.forward(task, launch.tiles)
     task = without_unattended_keys(task)
-    launch = with_chunk(task, launch)
+    launch = with_chunk(task, launch, 1)
     sizes, t, sums = task.sizes, launch.tiles, task.lse.dtype
     spans = max(1, ceil_div(sizes.n_k, t.span))
     common = {
