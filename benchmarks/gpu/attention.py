@@ -29,7 +29,7 @@ from benchmarks.common.options import chosen, console, parser_of
 from benchmarks.common.places import RESULTS
 from benchmarks.gpu import race
 from benchmarks.gpu.ahead import Ahead
-from benchmarks.gpu.calls import OURS, Call, plan
+from benchmarks.gpu.calls import OURS, PLANNED, Call, plan
 from benchmarks.gpu.points import Kept, Point, about, resumed
 from benchmarks.gpu.report import amount, draw, say_left, show
 from benchmarks.gpu.timing import COPY_BYTES, PEAK_SIDE, medians
@@ -55,7 +55,8 @@ def left(kept: Kept, options: argparse.Namespace) -> list[tuple[Call, list[str]]
             missing = {x for x in names if before.get((call, x)) is passing}
             if missing & {*OURS}:
                 missing |= {x for x in names if (call, x) in timed}
-            wanted = [x for x in names if x in missing and (x in OURS or not options.alone)]
+            alone = (PLANNED,) if options.planned else OURS if options.alone else names
+            wanted = [x for x in names if x in missing and x in alone]
             if wanted and (not options.only or options.only in call.title):
                 pending.append((call, wanted))
     return pending
@@ -166,6 +167,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", help="calls whose title contains this, such as 'd 512'")
     parser.add_argument("--alone", action="store_true", help="without peers")
+    parser.add_argument("--planned", action="store_true", help="without peers and without tuning")
     parser.add_argument("--fresh", action="store_true", help="ignore kept results")
     parser.add_argument("--dry", action="store_true", help="without a GPU: tiny calls, interpreted, no times")
     parser.add_argument("--json", type=Path, default=None, help=f"file for the results ({KEPT.name})")

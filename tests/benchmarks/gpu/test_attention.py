@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
 @pytest.fixture
 def asked():
     """The default arguments of the command line, which request everything."""
-    return SimpleNamespace(dry=False, alone=False, only=None)
+    return SimpleNamespace(dry=False, alone=False, planned=False, only=None)
 
 
 def test_what_failed_in_passing_is_tried_again_after_all_else(asked):
