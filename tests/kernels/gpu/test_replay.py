@@ -1,6 +1,6 @@
 """A replayed call launches the same kernels with the same arguments as a call that plans and binds them again.
 
-No kernel runs: a stand-in for the compiled kernel records the arguments of each launch.
+In most tests no kernel runs: a stand-in for the compiled kernel records the arguments of each launch.
 """
 
 import gc
@@ -18,8 +18,12 @@ from redblue.kernels.gpu import replay
 from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.launch import Run
 from redblue.kernels.gpu.planning.card import Card, planning_for
-from redblue.op.pytorch import gpu, ops
+from redblue.kernels.gpu.planning.plan import plan
+from redblue.op.pytorch import gpu, interpreted, ops
 from redblue.op.pytorch.paged import gpu as paged_gpu
+from support import gpu as support_gpu
+from support.gpu import interpreted_only
+from support.replays import launched
 
 
 class Launched(NamedTuple):
@@ -129,6 +133,41 @@ def test_a_replay_launches_the_same_as_a_new_call(sizes, options, log):
     assert launched_by(forward_of(second, **options), log) == planned
     replay.forget()
     assert launched_by(forward_of(second, **options), log) == planned
+
+
+@interpreted_only
+@pytest.mark.usefixtures("bfloat16_to_nearest")
+@pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
+@pytest.mark.parametrize("mask", [None, rb.Mask.causal()], ids=str)
+def test_replays_give_right_values(schedule, mask, monkeypatch):
+    monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
+    monkeypatch.setattr(gpu, "plan", lambda *request: plan(*request[:-1], schedule))
+    for _ in range(2):
+        q, k, v = support_gpu.normal(2, 3, 20, 9), support_gpu.normal(2, 1, 20, 9), support_gpu.normal(2, 1, 20, 5)
+        support_gpu.check(q, k, v, mask=mask)
+        assert len(replay._kept) == 2
+
+
+@interpreted_only
+@pytest.mark.usefixtures("bfloat16_to_nearest")
+def test_replays_by_tma_give_right_values(monkeypatch):
+    monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
+    with planning_for(Card()):
+        for number in range(1, 3):
+            support_gpu.check_forward(*(number * torch.randn(1, 260, 264).to(torch.bfloat16) for _ in range(3)))
+            assert len(replay._kept) == 1
+
+
+@interpreted_only
+def test_replays_on_pages_give_right_values(monkeypatch):
+    monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
+    lengths, table = [40, 0, 3000], torch.randperm(3 * 188).view(3, 188)
+    for _ in range(2):
+        q, keys, values = torch.randn(3, 1, 4, 8), *torch.randn(2, 3 * 188, 16, 2, 8)
+        with interpreted.interpreted():
+            out = rb.attention_paged(q, keys, values, table, lengths)
+        torch.testing.assert_close(out, rb.attention_paged(q, keys, values, table, lengths))
+        assert len(paged_gpu._replays.kept) == 1
 
 
 @pytest.mark.parametrize("sizes", [{}, {"d": 512, "heads": 48, "kv_heads": 48}, {"d": 96, "n_q": 77}], ids=str)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 
-from support.examples import thorough
+from support.examples import nightly, thorough
 
 COMPILE = """
 import json, re, subprocess, sys, tempfile
@@ -55,7 +55,7 @@ def compiled(d, first, end):
 
 @pytest.mark.parametrize(
     ("d", "first", "end"),
-    [thorough(64, None, None), thorough(128, -1000, 1), thorough(256, None, 1)],
+    [nightly(64, None, None), thorough(128, -1000, 1), nightly(256, None, 1)],
 )
 def test_products_run_beside_exponentials(d, first, end):
     fit, planned_bytes, sass = compiled(d, first, end)
