@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: all tests use its interpreter
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's idle threads would spin and slow the other test process
@@ -22,11 +23,26 @@ from redblue.compiled import _core
 from redblue.lab.registration import unregister_schedule
 from support.attention import ROWS, running
 from support.interpreter import fast_interpreter
+from support.variants import leave_most_to_nightly
+
+# The number of parameters of which `make test` and `make test-thorough` try every combination of values; elsewhere 2
+TOGETHER = {"kernels/cpu": 3, "integrations": 1, "meter": 1, "op/pytorch/test_positions_on_gpu.py": 1, "peers": 1}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
     gc.disable()  # objects made during collection stay alive, so looking for garbage among them is useless
+
+
+@pytest.hookimpl(tryfirst=True)  # after the hooks of folders, which mark variants as thorough; before pytest deselects
+def pytest_collection_modifyitems(items):
+    """Leave thorough variants that only recombine values of others to `make test-all`."""
+    folders = {Path(__file__).parent / folder: together for folder, together in TOGETHER.items()}
+
+    def together(item):
+        return next((folders[path] for path in (item.path, *item.path.parents) if path in folders), 2)
+
+    leave_most_to_nightly(items, together)
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redblue.cli.main import app
-from support.examples import thorough
+from support.examples import nightly
 
 ROOT = Path(__file__).parents[1]
 # The pages whose examples run. tests/pebble/test_docs.py runs those of the pebble game, and
@@ -74,7 +74,7 @@ def test_python_examples(text, needs, in_a_copy):
 
 
 SLOW_COMMANDS = ("report", "sparse")  # tests/studies runs both with smaller problems
-TRIED = [thorough(command) if command.startswith(SLOW_COMMANDS) else command for command in COMMANDS]
+TRIED = [nightly(command) if command.startswith(SLOW_COMMANDS) else command for command in COMMANDS]
 
 
 @pytest.mark.parametrize("command", TRIED)

@@ -10,6 +10,7 @@ import pytest
 
 import redblue as rb
 from redblue.lab import reference
+from support.examples import nightly
 
 SIZES = (0, 1, 2, 3, 7, 17)
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 8e-3}
@@ -198,7 +199,7 @@ def torch_call():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("calls", [300, pytest.param(5_000, marks=pytest.mark.thorough)], ids=["some", "many"])
+@pytest.mark.parametrize("calls", [300, nightly(5_000)], ids=["some", "many"])
 @pytest.mark.parametrize("arrays", ["NumPy", "PyTorch"])
 def test_right_or_refused(arrays, calls):
     attention, refusals = (

@@ -18,7 +18,7 @@ from redblue.cli.main import app
 from redblue.masks.names import FORMS, parse
 from redblue.masks.serialised import mask_of, text_of
 from redblue.studies.sparse.study import read_graph
-from support.examples import examples, thorough
+from support.examples import examples, nightly
 from support.mask_oracle import compositions
 
 SIZES = st.integers(1, 12)
@@ -197,7 +197,7 @@ def chain(leaves):
 
 
 @pytest.mark.parametrize("build", [flat, chain])
-@pytest.mark.parametrize("count", [2000, thorough(TERMS)])
+@pytest.mark.parametrize("count", [2000, nightly(TERMS)])
 def test_thousands_of_terms(build, count):
     """A former algebra took cubic time, and failed by recursion at 100 to 200 levels."""
     leaves = terms(count)

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -57,14 +58,16 @@ def test_it_means_what_jax_means():
     compare_with_jax(OPTIONS["lengths, causal"][0])
 
 
+SIZES = {"default": {}, "3 heads": {"heads": 3, "kv_heads": 3}, "d 33": {"kv_heads": 1, "d": 33}}
+# The bias has four heads
+EVERYWHERE = [pair for pair in product(THEIRS, SIZES) if "bias" not in OPTIONS[pair[0]][0] or pair[1] != "3 heads"]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", THEIRS)
-@pytest.mark.parametrize("sizes", [{}, {"heads": 3, "kv_heads": 3}, {"kv_heads": 1, "d": 33}], ids=str)
+@pytest.mark.parametrize(("name", "sizes"), EVERYWHERE)
 def test_it_means_what_jax_means_everywhere(name, sizes):
-    options = OPTIONS[name][0]
-    if "bias" in options and "heads" in sizes:
-        pytest.skip("the bias has four heads")
-    compare_with_jax(options, **{"d_v": sizes.get("d", 8), **sizes})
+    sizes = SIZES[sizes]
+    compare_with_jax(OPTIONS[name][0], **{"d_v": sizes.get("d", 8), **sizes})
 
 
 def test_the_signature_holds_that_of_jax():

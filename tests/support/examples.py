@@ -37,3 +37,8 @@ def examples(count: int, **more: Any) -> settings:
 def thorough(*values: Any) -> Any:
     """Mark the parameters of a case that `make test` leaves out, because another case tests nearly the same."""
     return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def nightly(*values: Any) -> Any:
+    """Mark the parameters of a case that only `make test-all` runs, because another case tests nearly the same."""
+    return pytest.param(*values, marks=[pytest.mark.thorough, pytest.mark.nightly])

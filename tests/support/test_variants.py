@@ -37,5 +37,13 @@ def test_every_run_keeps_the_same(variants):
     assert spread(variants, 2) == spread(list(reversed(variants)), 2)
 
 
+def test_chosen_variants_are_kept_and_few_are_added(variants):
+    chosen = spread(variants, 1)
+    kept = spread(variants, 2, chosen)
+    assert chosen < kept
+    assert len(kept) <= 26
+    assert spread(variants, 1, chosen) == chosen
+
+
 def test_no_variants():
     assert spread([]) == set()

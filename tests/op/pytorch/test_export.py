@@ -65,6 +65,7 @@ def test_a_new_process_runs_exported_and_traced_graphs_with_their_own_mask(tmp_p
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
 def test_a_new_process_runs_a_compiled_package_with_its_own_mask(tmp_path):
     program = torch.export.export(Layer(MASK), (numbers(),), strict=True)
