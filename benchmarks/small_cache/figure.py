@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ APART = 1.05  # times the words of the best tiles: hollow points of less would l
 def draw(
     facts: dict[str, Any], rows: Iterable[dict[str, Any]], crossings: Iterable[dict[str, Any]], path: Path
 ) -> None:
-    """Write an SVG file.
+    """Write an SVG file of words and, beside it, a file NAME_measured.svg of times and bytes, if there are any.
 
     rows: with direction, d2_over_M, schedule, n, word_bytes, words, tensor_core_words, bound_words, seconds, and bytes.
     crossings: with direction, what ("words" or "seconds"), schedule (the better one from there on) and d2_over_M.
@@ -44,12 +44,19 @@ def draw(
     def feet(way: str, quantity: str) -> list[dict[str, Any]]:
         return [crossing for crossing in crossings if (crossing["direction"], crossing["what"]) == (way, quantity)]
 
+    def write(panels: list[Any], more: str, lines: Sequence[str], to: Path) -> None:
+        shape = f"n = {facts['n']}, {facts['dtype']}; shared memory of {facts['kilobytes']} KB"
+        title = alt.TitleParams(shape + more, subtitle=list(lines), anchor="start", dy=-8)
+        chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
+        charts.write(chart.to_dict(), to, force=True)
+
     panels = [
         words(f"{way}: words, counted", [row for row in rows if row["direction"] == way], feet(way, "words"))
         for way in ways(rows)
     ]
+    write(panels, "; words of one head", READING, path)
     timed, counted = [row for row in rows if row["seconds"]], [row for row in rows if row["l1_l2_bytes"]]
-    panels += [
+    panels = [
         times(f"{way}: time", [row for row in timed if row["direction"] == way], feet(way, "seconds"))
         for way in ways(timed)
     ]
@@ -58,12 +65,9 @@ def draw(
             moved(f"{way}: bytes, {name}", [row for row in counted if row["direction"] == way], key, bound)
             for way in ways(counted)
         ]
-    shape = f"n = {facts['n']}, {facts['dtype']}, one head; shared memory of {facts['kilobytes']} KB"
-    where = f"; times: {facts['device']}, {days(row['date'] for row in timed)}" if timed else ""
-    lines = [*READING, *([BYTES_READING] if counted else [])]
-    title = alt.TitleParams(shape + where, subtitle=lines, anchor="start", dy=-8)
-    chart = alt.concat(*panels, columns=2, spacing=36).properties(title=title)
-    charts.write(chart.to_dict(), path, force=True)
+    if panels:
+        more = f"; {facts['device']}, {days(row['date'] for row in timed)}"
+        write(panels, more, [BYTES_READING] if counted else [], path.with_stem(f"{path.stem}_measured"))
 
 
 def ways(rows: list[dict[str, Any]]) -> list[str]:

@@ -37,7 +37,7 @@ class _Compiled:
 def _tensors_of(x: Any) -> Callable[[Any], Any]:
     """A function from an argument with addresses to the argument with tensors. x: the argument of the first launch."""
     if isinstance(x, torch.Tensor):
-        dtype, numbers = x.dtype, x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+        dtype, numbers = x.dtype, x.untyped_storage().nbytes() // x.itemsize - int(x.storage_offset())
         return lambda y: y if isinstance(y, torch.Tensor) else _tensor_at(y, dtype, numbers)
     if isinstance(x, tuple):
         kind: Any = type(x)

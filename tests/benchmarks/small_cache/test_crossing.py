@@ -55,7 +55,7 @@ def test_the_figure_has_times_bytes_and_crossings(tmp_path):
         row.l2_dram_bound_bytes = float(row.bound_words)
     assert {crossing["what"] for crossing in small_cache.crossings(rows)} == {"words", "seconds"}
     small_cache.draw(tmp_path / "all.svg", facts, rows)
-    drawn = (tmp_path / "all.svg").read_text()
+    drawn = (tmp_path / "all.svg").read_text() + (tmp_path / "all_measured.svg").read_text()
     for title in ("words, counted", "time", "bytes, shared memory and L1 to L2", "bytes, L2 to memory"):
         assert f"forward: {title}" in drawn
         assert f"backward: {title}" in drawn

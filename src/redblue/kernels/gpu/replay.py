@@ -8,7 +8,6 @@ compares.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -116,11 +115,14 @@ class _Places:
             return lambda addresses: addresses[number] + distance
         if isinstance(x, tuple) and x and isinstance(x[0], Tensor) and not _holds_tensors(x[1:]):  # as Array
             number, distance = self.place(x[0])
-            kind, strides = type(x), x[1:]
+            kind: Any = type(x)
+            strides = x[1:]
             return lambda addresses: kind(addresses[number] + distance, *strides)
-        if isinstance(getattr(x, "base", None), Tensor):  # a TMA descriptor
-            number, distance = self.place(x.base)
-            return partial(_described, _without_base(x), number, distance)
+        base = getattr(x, "base", None)
+        if isinstance(base, Tensor):  # x is a TMA descriptor
+            number, distance = self.place(base)
+            fields = {name: value for name, value in vars(x).items() if name != "base"}
+            return partial(_described, type(x), fields, number, distance)
         if isinstance(x, tuple) and _holds_tensors(x):
             raise _Unknown
         return None
@@ -152,17 +154,12 @@ class _At:
         return self.address
 
 
-def _without_base(descriptor: Any) -> Any:
-    """A copy of the descriptor that does not keep its tensor alive."""
-    other = copy.copy(descriptor)
-    other.base = None
-    return other
-
-
-def _described(descriptor: Any, number: int, distance: int, addresses: Addresses) -> Any:
-    other = copy.copy(descriptor)
-    other.base = _At(addresses[number] + distance)
-    return other
+def _described(kind: type, fields: dict[str, Any], number: int, distance: int, addresses: Addresses) -> Any:
+    """A TMA descriptor of this class, whose array has another address."""
+    descriptor = object.__new__(kind)  # copy.copy takes eight times as long
+    descriptor.__dict__.update(fields)
+    descriptor.base = _At(addresses[number] + distance)
+    return descriptor
 
 
 def _holds_tensors(x: tuple[Any, ...]) -> bool:

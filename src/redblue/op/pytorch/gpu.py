@@ -36,7 +36,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
     key = _replay_key("forward", tuple(tensors.values()), options)
     if not _replayed(key, tensors):
         _run("forward", list(_tasks(call, options, **tensors)), call, tensors, options, key)
