@@ -121,4 +121,6 @@ def test_a_thousand_random_score_mods(program, size, kv_heads):
 
 
 def test_many_of_them_are_served():
+    served.clear()  # other tests may have run in another process
+    test_random_score_mods()
     assert sum(served) >= 8
