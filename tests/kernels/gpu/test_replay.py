@@ -4,6 +4,7 @@ In most tests no kernel runs: a stand-in for the compiled kernel records the arg
 """
 
 import gc
+import itertools
 import weakref
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from redblue.op.pytorch.paged import gpu as paged_gpu
 from support import gpu as support_gpu
 from support.gpu import interpreted_only
 from support.replays import launched
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes masked lanes, too
 
 
 class Launched(NamedTuple):
@@ -75,8 +78,8 @@ def arrays(n_q=256, n_k=256, d=128, heads=4, kv_heads=4, d_v=None, dtype=torch.b
 
 def described(x, tensors, temporaries):
     """An argument, with addresses replaced by the name of the tensor, or the number of the temporary array."""
-    if isinstance(x, tuple) and hasattr(x, "pointer"):
-        return (*described(x.pointer, tensors, temporaries), *x[1:])
+    if isinstance(x, tuple):
+        return tuple(described(y, tensors, temporaries) for y in x)
     if hasattr(x, "base"):
         rest = {name: value for name, value in vars(x).items() if name != "base"}
         return (*described(x.base, tensors, temporaries), repr(rest))
@@ -100,9 +103,13 @@ def launched_by(call, log):
 
 
 def forward_of(inputs, **options):
+    """A call that returns its tensors by name. options that are functions make the values."""
+
     def call():
-        out, lse = rb.attention(*inputs, return_lse=True, **options)
-        return dict(zip("qkv", inputs, strict=True)) | {"out": out, "lse": lse}
+        made = {name: x() if callable(x) else x for name, x in options.items()}
+        out, lse = rb.attention(*inputs, return_lse=True, **made)
+        tensors = {name: x for name, x in made.items() if isinstance(x, torch.Tensor)}
+        return dict(zip("qkv", inputs, strict=True)) | {"out": out, "lse": lse} | tensors
 
     return call
 
@@ -119,7 +126,13 @@ CALLS = {
     "packed": ({"layout": "packed"}, {}),
     "hybrid": ({"d": 256}, {"schedule": "hybrid"}),
     "small_cache": ({"d": 96}, {"schedule": "small_cache"}),
+    "sinks": ({}, {"sinks": lambda: torch.randn(4), "mask": rb.Mask.causal()}),
+    "bias": ({"d": 64}, {"bias": lambda: torch.randn(4, 256, 256)}),
+    "boolean bias": ({"d": 96}, {"bias": lambda: torch.randn(1, 1, 256) > 0, "schedule": "small_cache"}),
+    "alibi": ({"n_q": 300}, {"alibi": lambda: torch.rand(4)}),
+    "dropout": ({}, {"dropout": 0.5, "seed": lambda: next(SEEDS)}),
 }
+SEEDS = itertools.count()
 
 
 @pytest.mark.parametrize(("sizes", "options"), CALLS.values(), ids=CALLS)
@@ -146,6 +159,13 @@ def test_replays_give_right_values(schedule, mask, monkeypatch):
         q, k, v = support_gpu.normal(2, 3, 20, 9), support_gpu.normal(2, 1, 20, 9), support_gpu.normal(2, 1, 20, 5)
         support_gpu.check(q, k, v, mask=mask)
         assert len(replay._kept) == 2
+    replay.forget()
+    for seed in range(2):
+        q, k, v = support_gpu.normal(2, 3, 20, 9), support_gpu.normal(2, 1, 20, 9), support_gpu.normal(2, 1, 20, 5)
+        sinks, alibi = support_gpu.normal(3), torch.rand(2, 3, dtype=torch.float64)
+        support_gpu.check(q, k, v, sinks, mask=mask, sinks=sinks, alibi=alibi)
+        support_gpu.check_forward(q, k, v, mask=mask, dropout=0.5, seed=seed)
+        assert len(replay._kept) == 3
 
 
 @interpreted_only
@@ -216,8 +236,6 @@ def test_calls_that_do_more_than_launch_are_not_kept(log):
         {"mask": rb.Mask.causal()},  # keys that no query attends: their gradients are cleared
         {"mask": rb.Mask.sliding_window(10, 0, align="bottom-right")},
         {"mask": rb.Mask.blocks([[True, False], [True, True]], (50, 100))},
-        {"dropout": 0.5, "seed": 3},
-        {"sinks": torch.zeros(4)},
     ):
         forward_of((q, k, v), **options)()
         assert not replay._kept
@@ -277,8 +295,8 @@ def test_views_temporary_memory_and_kept_arrays():
 
 def test_arguments_of_unknown_origin_are_not_replayed():
     a = torch.zeros(100)
-    launched = [(run := Run(Kernel, (1,), {"x": (1, (torch.zeros(2), 3))}, 4, 1), Compiled(run, []))]
-    assert replay.recorded(launched, [a]) is None
+    launched = [(run := Run(Kernel, (1,), {"x": (1, (torch.zeros(2), (1, 3)))}, 4, 1), Compiled(run, []))]
+    assert replay.recorded(launched, [a]) is None  # nothing shows whether the array is temporary
     both = a[:50], a[50:]
     launched = [(run := Run(Kernel, (1,), {"x": a[20:30]}, 4, 1), Compiled(run, []))]
     assert replay.recorded(launched, both) is None  # which of the two is it?

@@ -106,33 +106,52 @@ class _Places:
             storage = x.untyped_storage().data_ptr()
             self.by_storage[storage] = None if storage in self.by_storage else i
 
-    def maker(self, x: Any) -> Make | None:
-        """The function that makes the argument; None if it is the same in every replay."""
+    def maker(self, x: Any, inside: bool = False) -> Make | None:
+        """The function that makes the argument; None if it is the same in every replay.
+
+        inside: x is part of a tuple, so it is no temporary memory.
+        """
         if isinstance(x, Tensor):
             if x.data_ptr() in self.kept:
                 return None
-            number, distance = self.place(x)
+            number, distance = self.place(x, not inside)
             return lambda addresses: addresses[number] + distance
-        if isinstance(x, tuple) and x and isinstance(x[0], Tensor) and not _holds_tensors(x[1:]):  # as Array
-            number, distance = self.place(x[0])
-            kind: Any = type(x)
-            strides = x[1:]
-            return lambda addresses: kind(addresses[number] + distance, *strides)
+        if isinstance(x, tuple):
+            return self.tuple_maker(x)
         base = getattr(x, "base", None)
         if isinstance(base, Tensor):  # x is a TMA descriptor
-            number, distance = self.place(base)
+            number, distance = self.place(base, True)
             fields = {name: value for name, value in vars(x).items() if name != "base"}
             return partial(_described, type(x), fields, number, distance)
-        if isinstance(x, tuple) and _holds_tensors(x):
-            raise _Unknown
         return None
 
-    def place(self, x: Tensor) -> tuple[int, int]:
+    def tuple_maker(self, x: tuple[Any, ...]) -> Make | None:
+        kind: Any = type(x)
+        if x and isinstance(x[0], Tensor) and not any(isinstance(y, (Tensor, tuple)) for y in x[1:]):
+            number, distance = self.place(x[0], True)  # an array and its strides
+            strides = x[1:]
+            return lambda addresses: kind(addresses[number] + distance, *strides)
+        makers = [(i, make) for i, y in enumerate(x) if (make := self.maker(y, inside=True)) is not None]
+        if not makers:
+            return None
+        fixed = [None if isinstance(y, Tensor) and y.data_ptr() not in self.kept else y for y in x]
+
+        def made(addresses: Addresses) -> Any:
+            fields = fixed.copy()
+            for i, make in makers:
+                fields[i] = make(addresses)
+            return kind(*fields) if hasattr(kind, "_fields") else tuple(fields)
+
+        return made
+
+    def place(self, x: Tensor, may_be_temporary: bool) -> tuple[int, int]:
         address, storage = x.data_ptr(), x.untyped_storage()
         if address in self.by_address:
             return self.by_address[address], 0
         number = self.by_storage.get(storage.data_ptr(), -1)
         if number is None or not storage.nbytes():
+            raise _Unknown
+        if number < 0 and not may_be_temporary:
             raise _Unknown
         if number < 0:
             number = len(self.tensors) + len(self.memory)
@@ -160,10 +179,6 @@ def _described(kind: type, fields: dict[str, Any], number: int, distance: int, a
     descriptor.__dict__.update(fields)
     descriptor.base = _At(addresses[number] + distance)
     return descriptor
-
-
-def _holds_tensors(x: tuple[Any, ...]) -> bool:
-    return any(isinstance(y, Tensor) or (isinstance(y, tuple) and _holds_tensors(y)) for y in x)
 
 
 # The cache -----------------------------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     lse = q.new_empty_strided(*call.lse, dtype=call.sums)
     if not out.numel():
         return out, lse
-    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    key = _replay_key("forward", tuple(tensors.values()), options)
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out, "lse": lse} | _arrays(options, call)
+    key = _replay_key("forward", tensors, options)
     if not _replayed(key, tensors):
-        _run("forward", list(_tasks(call, options, **tensors)), call, tensors, options, key)
+        _run("forward", list(_tasks(call, options, tensors)), call, tensors, options, key)
     return out, lse
 
 
@@ -70,11 +70,11 @@ def backward(
     tensors |= {"lse": lse.contiguous(), "dlse": None if dlse is None else dlse.contiguous()}
     if bias is not None:
         tensors["dbias"] = dbias.expand(ARRAYS["bias"].shape(call.sizes))
-    present = {name: x for name, x in tensors.items() if x is not None}
-    key = _replay_key("backward", tuple(present.values()), options)
+    present = {name: x for name, x in tensors.items() if x is not None} | _arrays(options, call, backward=True)
+    key = None if bias_grad else _replay_key("backward", present, options)
     if _replayed(key, present):
         return dq, dk, dv, dbias, delta
-    tasks = list(_tasks(call, options, backward=True, **tensors))
+    tasks = list(_tasks(call, options, present))
     _run("backward", tasks, call, present, options, key)
     for task in () if bias is None else tasks:
         add_bias_gradient(task, precision_of(q))
@@ -123,16 +123,25 @@ def _run(
         replay.keep(key, replay.recorded(launched, tuple(tensors.values())))
 
 
-def _replay_key(direction: str, tensors: tuple[Tensor, ...], options: Options) -> Hashable | None:
-    """Everything on which the launches of a call depend; None if the call's options include arrays or random numbers.
+def _arrays(options: Options, call: layouts.Call, backward: bool = False) -> dict[str, Tensor]:
+    """The options that are tensors and that the kernels read, converted and expanded for them."""
+    arrays = layouts.expanded_arrays(options, call, backward) if options.has_arrays else {}
+    if options.dropout and options.seed is not None:
+        arrays["seed"] = options.seed
+    return arrays
+
+
+def _replay_key(direction: str, tensors: dict[str, Tensor], options: Options) -> Hashable | None:
+    """Everything on which the launches of a call depend; None if its mask is not a band, because its lists may go.
 
     A launch chosen while a CUDA graph is captured is not tuned, so it is not kept for later calls.
     """
-    if options.seed is not None or options.has_arrays or (options.mask is not None and options.mask.name):
+    if options.mask is not None and options.mask.name:
         return None
-    device = tensors[0].device
-    settings = precision_of(tensors[0]), tune.enabled(), torch.are_deterministic_algorithms_enabled()
-    return direction, options, device, card_of(device), capturing(device), *settings, replay.forms(tensors)
+    q = tensors["q"]
+    settings = precision_of(q), tune.enabled(), torch.are_deterministic_algorithms_enabled()
+    forms = replay.forms(tuple(tensors.values()))
+    return direction, options.others, q.device, card_of(q.device), capturing(q.device), *settings, *tensors, forms
 
 
 def _replayed(key: Hashable | None, tensors: dict[str, Tensor]) -> bool:
@@ -160,8 +169,11 @@ def precision_of(x: Tensor) -> str:
     return "tf32" if (settings.allow_tf32 if precision is None else precision == "tf32") else "ieee"
 
 
-def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tensors: Any) -> Iterator[Task]:
-    """Yield the call as tasks with one leading dimension: one task, unless a tensor's strides require several."""
+def _tasks(call: layouts.Call, options: Options, given: dict[str, Tensor]) -> Iterator[Task]:
+    """Yield the call as tasks with one leading dimension: one task, unless a tensor's strides require several.
+
+    given: the tensors by their names in Task or Options, those of `_arrays` included.
+    """
     check_numbers(options)
     sizes = call.sizes
     argument = options.mask or OPEN
@@ -172,12 +184,12 @@ def _tasks(call: layouts.Call, options: Options, backward: bool = False, **tenso
     common: dict[str, Any] = {"first": first, "end": end, "mask": mask, **options.numbers(sizes)}
     if options.seed is None:
         common["dropout"] = 0.0
-    elif options.dropout:
-        common["seed"] = options.seed
-    for name, x in layouts.expanded_arrays(options, call, backward).items():
-        (tensors if ARRAYS[name].lead else common)[name] = x
-    tensors["planes"] = None if mask is None else _planes(mask, sizes, tensors["q"].device)
-    named = {name: x for name, x in tensors.items() if x is not None}
+    named = {}
+    for name, x in given.items():
+        (named if name not in Options._fields or (name in ARRAYS and ARRAYS[name].lead) else common)[name] = x
+    stream_planes = None if mask is None else _planes(mask, sizes, given["q"].device)
+    if stream_planes is not None:
+        named["planes"] = stream_planes
     lse = named["lse"]
     for part in _parts(tuple(named.values())):
         views: dict[str, Any] = dict(zip(named, part, strict=True))

@@ -48,14 +48,16 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         table = _on_device(page_table, call.sequences, q.device)
-        tensors = q, call.k, call.v, table, out, lse
-        facts = _replay_facts(call, tensors)
+        record = _record(call.options, call.sizes, q, sums)
+        arrays = {name: x for name, _, x in record.present_arrays()}
+        tensors = q, call.k, call.v, table, out, lse, *arrays.values()
+        facts = None if call.tree is not None else _replay_facts(call, tensors, tuple(arrays))
         known = None if facts is None else _replays.known(call.sequences, facts)
         try:
             if known:
                 known.run(tensors)
             elif len(q) and q.shape[1]:
-                task = _task(call, table, out, lse)
+                task = _task(call, record, table, out, lse)
                 made = _run(task, _placed(call, task), tensors, facts is not None)
                 if made is not None:
                     _replays.keep(call.sequences, facts, made)
@@ -65,16 +67,14 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])
 
 
-def _replay_facts(call: PagedCall, tensors: tuple[Tensor, ...]) -> Hashable | None:
-    """Everything but the sequences on which the launches depend; None for calls with a tree or with arrays."""
-    if call.tree is not None or call.options.has_arrays:
-        return None
-    device = call.q.device
+def _replay_facts(call: PagedCall, tensors: tuple[Tensor, ...], arrays: tuple[str, ...]) -> Hashable:
+    """Everything but the sequences on which the launches of a call without a tree depend. arrays: options by name."""
+    device, options = call.q.device, call.options.others
     settings = precision_of(call.q), tune.enabled(), capturing(device)
-    return call.options, call.prefix, device, card_of(device), *settings, replay.forms(tensors)
+    return options, arrays, call.prefix, device, card_of(device), *settings, replay.forms(tensors)
 
 
-def _task(call: PagedCall, table: Tensor, out: Tensor, lse: Tensor) -> PagedTask:
+def _task(call: PagedCall, record: Options, table: Tensor, out: Tensor, lse: Tensor) -> PagedTask:
     q, tree, sizes = call.q, call.tree, call.sizes
     for name, cache in (("k_pages", call.k), ("v_pages", call.v)):
         if not cache.shape[3]:
@@ -88,7 +88,7 @@ def _task(call: PagedCall, table: Tensor, out: Tensor, lse: Tensor) -> PagedTask
         table,
         out,
         lse,
-        _record(call.options, sizes, q, lse.dtype),
+        record,
         first,
         end,
         None if tree is None or not tree.shape[1] else torch.tensor(tree, dtype=_tree_type(q.dtype), device=q.device),
