@@ -152,7 +152,7 @@ def test_spilled_backward_in_spans_and_chunks(kernel, shape, mask, stay, stream)
     assert measured == expected
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def same_chunks(monkeypatch):
     """Chunks that do not grow as fewer tiles are listed, like those of the schedules."""
     monkeypatch.setattr(chunks, "_density", lambda *_: 1.0)
@@ -172,7 +172,6 @@ LISTED = [
 every_list = pytest.mark.parametrize(("shape", "mask", "stay", "stream"), [*LISTED, ("one row", "n of m", 16, 16)])
 
 
-@pytest.mark.usefixtures("same_chunks")
 @pytest.mark.parametrize("kernel", SPILLED)
 @every_list
 def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
@@ -182,7 +181,6 @@ def test_spilled_forward_of_listed_tiles(kernel, shape, mask, stay, stream):
     assert measured == expected
 
 
-@pytest.mark.usefixtures("same_chunks")
 @pytest.mark.parametrize("kernel", SPILLED)
 @every_list
 def test_spilled_backward_of_listed_tiles(kernel, shape, mask, stay, stream):
