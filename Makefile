@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup report test test-thorough test-change test-all test-torch test-vllm test-arm test-amx check format sanitize
+.PHONY: help setup report test test-thorough test-all test-torch test-vllm test-arm test-amx check format sanitize
 .PHONY: fuzz bench bench-peers gpu gpu-fit docs certify transformers-table site hub-kernel sdist wheel clean
 
 help: ## list the targets
@@ -37,10 +37,6 @@ test: setup $(VENV)/peers.stamp ## run the fast tests, including those against P
 # Three processes, because many of these tests wait for other processes or for a timeout.
 test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail
 	$(PYTEST) -n 3 -m "thorough and not nightly"
-
-# One run imports and collects the tests once per process; two runs do so twice.
-test-change: setup $(VENV)/peers.stamp ## run the fast and the thorough tests in one run
-	$(PYTEST) -n 3 -m "not nightly" --hypothesis-profile=quick
 
 test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all their examples
 	$(PYTEST)
