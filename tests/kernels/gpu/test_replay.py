@@ -304,14 +304,16 @@ def test_arguments_of_unknown_origin_are_not_replayed():
     assert replay.recorded(interpreted, [a]) is None
 
 
-def test_replays_hold_no_tensors(log):
-    inputs = arrays(heads=48, kv_heads=48, d=512)
-    call = forward_of(inputs)
+@pytest.mark.parametrize("sizes", [{"heads": 48, "kv_heads": 48, "d": 512}, {"d": 64}], ids=["by TMA", "with options"])
+def test_replays_hold_no_tensors(sizes, log):
+    inputs = arrays(**sizes)
+    options = {} if sizes["d"] > 64 else {"bias": torch.zeros(1, 4, 256, 256), "sinks": torch.zeros(4)}
+    call = forward_of(inputs, **options)
     call()
     assert len(replay._kept) == 1
-    references = [weakref.ref(x) for x in inputs]
+    references = [weakref.ref(x) for x in (*inputs, *options.values())]
     log.clear()
-    del inputs, call
+    del inputs, options, call
     gc.collect()
     assert not any(reference() is not None for reference in references)
 

@@ -134,7 +134,8 @@ class _Places:
         makers = [(i, make) for i, y in enumerate(x) if (make := self.maker(y, inside=True)) is not None]
         if not makers:
             return None
-        fixed = [None if isinstance(y, Tensor) and y.data_ptr() not in self.kept else y for y in x]
+        made_anew = {i for i, _ in makers}
+        fixed = [None if i in made_anew else y for i, y in enumerate(x)]  # so that no tensor of this call stays alive
 
         def made(addresses: Addresses) -> Any:
             fields = fixed.copy()
