@@ -300,6 +300,12 @@ def test_arguments_of_unknown_origin_are_not_replayed():
     both = a[:50], a[50:]
     launched = [(run := Run(Kernel, (1,), {"x": a[20:30]}, 4, 1), Compiled(run, []))]
     assert replay.recorded(launched, both) is None  # which of the two is it?
+    overlapping = a[:60], a[30:90]  # the second half of the first one begins where the second one begins
+    launched = [(run := Run(Kernel, (1,), {"x": a[30:60]}, 4, 1), Compiled(run, []))]
+    assert replay.recorded(launched, overlapping) is None
+    for x in (a[2:], (a, 1)):  # parts of a kept array, and kept arrays in tuples
+        launched = [(run := Run(Kernel, (1,), {"x": x}, 4, 1), Compiled(run, []))]
+        assert replay.recorded(launched, [torch.zeros(3)], [a]) is None
     interpreted = [(Run(Kernel, (1,), {"x": a}, 4, 1), None)]
     assert replay.recorded(interpreted, [a]) is None
 
@@ -316,6 +322,26 @@ def test_replays_hold_no_tensors(sizes, log):
     del inputs, options, call
     gc.collect()
     assert not any(reference() is not None for reference in references)
+
+
+def test_a_replay_that_finds_too_little_memory_is_planned_again(log, monkeypatch):
+    call = forward_of(arrays())
+    call()
+    log.clear()
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(replay.Replay, "run", fail)
+    call()
+    assert log
+
+
+def test_a_paged_call_cannot_be_captured(log, monkeypatch):
+    monkeypatch.setattr(paged_gpu, "capturing", lambda _: True)
+    q, (k, v) = torch.randn(1, 1, 2, 16), torch.randn(2, 3, 16, 2, 16)
+    with pytest.raises(rb.RedblueError, match="a CUDA graph cannot capture it"):
+        rb.attention_paged(q, k, v, torch.tensor([[0, 2]]), [20])
 
 
 def test_the_cache_is_bounded(log, monkeypatch):

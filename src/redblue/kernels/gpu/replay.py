@@ -99,7 +99,8 @@ class _Places:
 
     def __init__(self, tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         self.tensors, self.memory = tensors, list[int]()
-        self.kept = {x.data_ptr() for x in kept}
+        self.kept = {x.data_ptr() for x in kept if x.numel()}
+        self.kept_storages = {x.untyped_storage().data_ptr() for x in kept if x.numel()}
         self.by_address = {x.data_ptr(): i for i, x in reversed(list(enumerate(tensors)))}
         self.by_storage: dict[int, int | None] = {}  # None: several tensors share this storage
         for i, x in enumerate(tensors):
@@ -112,7 +113,7 @@ class _Places:
         inside: x is part of a tuple, so it is no temporary memory.
         """
         if isinstance(x, Tensor):
-            if x.data_ptr() in self.kept:
+            if not x.numel() or x.data_ptr() in self.kept:
                 return None
             number, distance = self.place(x, not inside)
             return lambda addresses: addresses[number] + distance
@@ -128,6 +129,8 @@ class _Places:
     def tuple_maker(self, x: tuple[Any, ...]) -> Make | None:
         kind: Any = type(x)
         if x and isinstance(x[0], Tensor) and not any(isinstance(y, (Tensor, tuple)) for y in x[1:]):
+            if not x[0].numel():
+                return None
             number, distance = self.place(x[0], True)  # an array and its strides
             strides = x[1:]
             return lambda addresses: kind(addresses[number] + distance, *strides)
@@ -147,9 +150,15 @@ class _Places:
 
     def place(self, x: Tensor, may_be_temporary: bool) -> tuple[int, int]:
         address, storage = x.data_ptr(), x.untyped_storage()
-        if address in self.by_address:
-            return self.by_address[address], 0
         number = self.by_storage.get(storage.data_ptr(), -1)
+        if storage.data_ptr() in self.kept_storages:
+            raise _Unknown
+        if address in self.by_address:
+            same = self.by_address[address]
+            # A part of one tensor may begin where another tensor of the same storage begins
+            if number is None and x.numel() != self.tensors[same].numel():
+                raise _Unknown
+            return same, 0
         if number is None or not storage.nbytes():
             raise _Unknown
         if number < 0 and not may_be_temporary:

@@ -99,8 +99,8 @@ def _run(
     launched: list[tuple[Run, Any]] = []
 
     def run(launch: Launch) -> None:
-        launched.clear()
         for task in tasks:
+            launched.clear()  # frees temporary memory; the launches of several tasks are not kept
             runs = getattr(KERNELS[launch.kernel], direction)(task, launch, precision)
             launched.extend((kernel_run, kernel_run()) for kernel_run in runs)
 
@@ -132,16 +132,16 @@ def _arrays(options: Options, call: layouts.Call, backward: bool = False) -> dic
 
 
 def _replay_key(direction: str, tensors: dict[str, Tensor], options: Options) -> Hashable | None:
-    """Everything on which the launches of a call depend; None if its mask is not a band, because its lists may go.
+    """Everything on which the launches of a call depend; None if its mask is not a band, since its lists may be evicted.
 
-    A launch chosen while a CUDA graph is captured is not tuned, so it is not kept for later calls.
+    Also None while a CUDA graph is captured: a launch chosen meanwhile is not tuned.
     """
-    if options.mask is not None and options.mask.name:
-        return None
     q = tensors["q"]
+    if (options.mask is not None and options.mask.name) or capturing(q.device):
+        return None
     settings = precision_of(q), tune.enabled(), torch.are_deterministic_algorithms_enabled()
     forms = replay.forms(tuple(tensors.values()))
-    return direction, options.others, q.device, card_of(q.device), capturing(q.device), *settings, *tensors, forms
+    return direction, options.others, q.device, card_of(q.device), *settings, *tensors, forms
 
 
 def _replayed(key: Hashable | None, tensors: dict[str, Tensor]) -> bool:
@@ -149,7 +149,10 @@ def _replayed(key: Hashable | None, tensors: dict[str, Tensor]) -> bool:
     known = None if key is None else replay.known(key)
     if known is None:
         return False
-    known.run(tuple(tensors.values()))
+    try:
+        known.run(tuple(tensors.values()))
+    except torch.OutOfMemoryError:  # raised before the first launch; a smaller launch may fit
+        return False
     return True
 
 

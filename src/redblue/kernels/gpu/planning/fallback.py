@@ -26,7 +26,7 @@ def run(
 ) -> bool:
     """Execute the chosen launch or, if the card refuses it, the first of the others that the card accepts.
 
-    Returns whether the chosen launch was executed.
+    Returns False if the card refused a launch during this call.
 
     A warning reports the replacement. Later calls of the kind skip the refused launch, unless memory ran out: the next
     call may find more. A launch overwrites everything that a refused launch wrote. Raises RedblueError if the card

@@ -45,6 +45,11 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     options that do not fit the call.
     """
     q, sums = call.q, sums_of(call.q.dtype)
+    if capturing(q.device):
+        raise RedblueError(
+            "attention_paged reads its page table and lengths on the host, so a CUDA graph cannot capture it: call it "
+            "outside of graphs"
+        )
     out, lse = q.new_empty((*q.shape[:2], call.v.shape[-1])), q.new_empty(q.shape[:2], dtype=sums)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         table = _on_device(page_table, call.sequences, q.device)
@@ -54,8 +59,8 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
         facts = None if call.tree is not None else _replay_facts(call, tensors, tuple(arrays))
         known = None if facts is None else _replays.known(call.sequences, facts)
         try:
-            if known:
-                known.run(tensors)
+            if known and _ran(known, tensors):
+                pass
             elif len(q) and q.shape[1]:
                 task = _task(call, record, table, out, lse)
                 made = _run(task, _placed(call, task), tensors, facts is not None)
@@ -67,10 +72,19 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])
 
 
+def _ran(known: replay.Replay, tensors: tuple[Tensor, ...]) -> bool:
+    """Launch the kernels again. Returns whether the memory sufficed; otherwise a smaller launch may fit."""
+    try:
+        known.run(tensors)
+    except torch.OutOfMemoryError:  # raised before the first launch
+        return False
+    return True
+
+
 def _replay_facts(call: PagedCall, tensors: tuple[Tensor, ...], arrays: tuple[str, ...]) -> Hashable:
     """Everything but the sequences on which the launches of a call without a tree depend. arrays: options by name."""
     device, options = call.q.device, call.options.others
-    settings = precision_of(call.q), tune.enabled(), capturing(device)
+    settings = precision_of(call.q), tune.enabled()
     return options, arrays, call.prefix, device, card_of(device), *settings, replay.forms(tensors)
 
 
