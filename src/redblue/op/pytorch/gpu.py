@@ -132,7 +132,7 @@ def _arrays(options: Options, call: layouts.Call, backward: bool = False) -> dic
 
 
 def _replay_key(direction: str, tensors: dict[str, Tensor], options: Options) -> Hashable | None:
-    """Everything on which the launches of a call depend; None if its mask is not a band, since its lists may be evicted.
+    """Everything on which the launches of a call depend; None if its mask is not a band: its lists may be evicted.
 
     Also None while a CUDA graph is captured: a launch chosen meanwhile is not tuned.
     """
