@@ -35,7 +35,7 @@ test: setup $(VENV)/peers.stamp ## run the fast tests, including those against P
 	$(PYTEST) -m "not thorough" --hypothesis-profile=quick
 
 # Three processes, because many of these tests wait for other processes or for a timeout.
-test-thorough: setup $(VENV)/peers.stamp ## run the tests that are slow and rarely fail
+test-thorough: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## run the tests that are slow and rarely fail
 	$(PYTEST) -n 3 -m "thorough and not nightly"
 
 test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all their examples

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-os.environ["REDBLUE_TUNE"] = "0"
 
 import torch  # pyright: ignore[reportMissingImports]
 
@@ -61,7 +60,7 @@ def anew(call: Call) -> Call:
 
     def forgetting() -> None:
         replay.forget()
-        paged._replays.kept = ()
+        paged.replays.forget()
         call()
 
     return forgetting
@@ -104,6 +103,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     dry = arguments().dry
+    os.environ.setdefault("REDBLUE_TUNE", "0")  # the first call would time candidates
     if not dry and not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch sees: run this where there is one, or --dry to see that it works")
     wait, rounds, rows = (lambda: None) if dry else torch.cuda.synchronize, 1 if dry else ROUNDS, []

@@ -66,7 +66,7 @@ def draw(
             for way in ways(counted)
         ]
     if panels:
-        more = f"; {facts['device']}, {days(row['date'] for row in timed)}"
+        more = f"; {facts['device']}, {days(row['date'] for row in rows if row['date'])}"
         write(panels, more, [BYTES_READING] if counted else [], path.with_stem(f"{path.stem}_measured"))
 
 

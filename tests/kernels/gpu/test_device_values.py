@@ -193,7 +193,7 @@ def test_replayed_calls_on_pages(on_device):
         keys, values = normal(2, 4 * 129, 16, 2, 64, grad=False)
         given = table.cuda() if on_device else table
         out = rb.attention_paged(q, keys, values, given, lengths)
-        assert paged_gpu._replays.kept
+        assert paged_gpu.replays.kept
         for b, n in enumerate(lengths):
             k, v = (x[table[b].cuda()].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (keys, values))
             check_close(out[b : b + 1].transpose(1, 2), rb.attention(q[b : b + 1].transpose(1, 2), k, v), q.dtype)

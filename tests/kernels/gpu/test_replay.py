@@ -122,6 +122,10 @@ CALLS = {
     "softcap": ({}, {"softcap": 5.0}),
     "wide": ({"d": 512, "heads": 48, "kv_heads": 48}, {}),
     "wide, few": ({"d": 512}, {"mask": rb.Mask.causal()}),
+    "late window": (
+        {"n_q": 1, "n_k": 5000, "heads": 8, "kv_heads": 2},
+        {"mask": rb.Mask.sliding_window(1000, 0, align="bottom-right"), "schedule": "flash"},
+    ),
     "odd": ({"n_q": 77, "n_k": 131, "d": 40, "d_v": 24}, {}),
     "packed": ({"layout": "packed"}, {}),
     "hybrid": ({"d": 256}, {"schedule": "hybrid"}),
@@ -152,7 +156,7 @@ def test_a_replay_launches_the_same_as_a_new_call(sizes, options, log):
 @pytest.mark.usefixtures("bfloat16_to_nearest")
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("mask", [None, rb.Mask.causal()], ids=str)
-def test_replays_give_right_values(schedule, mask, monkeypatch):
+def testreplays_give_right_values(schedule, mask, monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     monkeypatch.setattr(gpu, "plan", lambda *request: plan(*request[:-1], schedule))
     for _ in range(2):
@@ -170,7 +174,7 @@ def test_replays_give_right_values(schedule, mask, monkeypatch):
 
 @interpreted_only
 @pytest.mark.usefixtures("bfloat16_to_nearest")
-def test_replays_by_tma_give_right_values(monkeypatch):
+def testreplays_by_tma_give_right_values(monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     with planning_for(Card()):
         for number in range(1, 3):
@@ -179,7 +183,7 @@ def test_replays_by_tma_give_right_values(monkeypatch):
 
 
 @interpreted_only
-def test_replays_on_pages_give_right_values(monkeypatch):
+def testreplays_on_pages_give_right_values(monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     lengths, table = [40, 0, 3000], torch.randperm(3 * 188).view(3, 188)
     for _ in range(2):
@@ -187,7 +191,7 @@ def test_replays_on_pages_give_right_values(monkeypatch):
         with interpreted.interpreted():
             out = rb.attention_paged(q, keys, values, table, lengths)
         torch.testing.assert_close(out, rb.attention_paged(q, keys, values, table, lengths))
-        assert len(paged_gpu._replays.kept) == 1
+        assert len(paged_gpu.replays.kept) == 1
 
 
 @pytest.mark.parametrize("sizes", [{}, {"d": 512, "heads": 48, "kv_heads": 48}, {"d": 96, "n_q": 77}], ids=str)
@@ -207,7 +211,7 @@ def test_backward(sizes, log):
     assert launched_by(lambda: call(second), log) == planned
 
 
-def test_only_equal_calls_are_replayed(log):
+def test_only_equal_calls_are_replayed(log, monkeypatch):
     q, k, v = arrays()
     forward_of((q, k, v))()
     assert len(replay._kept) == 1
@@ -217,6 +221,10 @@ def test_only_equal_calls_are_replayed(log):
         ((torch.nn.functional.pad(q, (8, 0))[..., 8:], k, v), {}),
         ((q, k, v), {"scale": 0.3}),
         ((q, k, v), {"mask": rb.Mask.causal()}),
+        *(((q, k, v), {"mask": rb.Mask.sliding_window(left, right)}) for left, right in ((9, 0), (8, 0), (8, 1))),
+        *(((q, k, v), {"softcap": softcap}) for softcap in (5.0, 6.0)),
+        *(((q, k, v), {"dropout": dropout, "seed": 1}) for dropout in (0.1, 0.2)),
+        *(((q, k, v), {"sinks": torch.zeros(4), "schedule": schedule}) for schedule in ("flash", "hybrid")),
         ((q.float(), k.float(), v.float()), {}),
     ]
     for number, (inputs, options) in enumerate(others, 2):
@@ -228,6 +236,15 @@ def test_only_equal_calls_are_replayed(log):
     with planning_for(Card(shared_bytes=48 << 10)):
         forward_of((q, k, v))()
     assert len(replay._kept) == len(others) + 3
+    torch.use_deterministic_algorithms(True)
+    forward_of((q, k, v))()
+    torch.use_deterministic_algorithms(False)
+    assert len(replay._kept) == len(others) + 4
+    monkeypatch.setattr(gpu, "precision_of", lambda _: "tf32")
+    forward_of((q, k, v))()
+    assert len(replay._kept) == len(others) + 5
+    monkeypatch.setattr(gpu, "capturing", lambda _: True)
+    assert gpu._replay_key("forward", {"q": q}, gpu.Options()) is None
 
 
 def test_calls_that_do_more_than_launch_are_not_kept(log):
@@ -242,7 +259,7 @@ def test_calls_that_do_more_than_launch_are_not_kept(log):
 
 
 def test_paged(log):
-    def call(seed, lengths=(100, 37), on_device=False):
+    def call(seed, lengths=(100, 37)):
         torch.manual_seed(seed)
         q = torch.randn(2, 1, 8, 64).half()
         k, v = torch.randn(2, 9, 16, 2, 64).half()
@@ -259,11 +276,11 @@ def test_paged(log):
 
     planned = launched_by(lambda: call(0), log)
     assert [name for name, *_ in planned][-1] == "paged_forward"
-    assert len(paged_gpu._replays.kept) == 1
+    assert len(paged_gpu.replays.kept) == 1
     replayed = launched_by(lambda: call(1), log)
     assert without_layout(replayed) == without_layout(planned)
     launched_by(lambda: call(1, lengths=(100, 38)), log)
-    assert len(paged_gpu._replays.kept) == 2
+    assert len(paged_gpu.replays.kept) == 2
     paged_gpu.forget()
     assert without_layout(launched_by(lambda: call(1), log)) == without_layout(planned)
 
@@ -311,7 +328,7 @@ def test_arguments_of_unknown_origin_are_not_replayed():
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 48, "kv_heads": 48, "d": 512}, {"d": 64}], ids=["by TMA", "with options"])
-def test_replays_hold_no_tensors(sizes, log):
+def testreplays_hold_no_tensors(sizes, log):
     inputs = arrays(**sizes)
     options = {} if sizes["d"] > 64 else {"bias": torch.zeros(1, 4, 256, 256), "sinks": torch.zeros(4)}
     call = forward_of(inputs, **options)
@@ -329,10 +346,16 @@ def test_a_replay_that_finds_too_little_memory_is_planned_again(log, monkeypatch
     call()
     log.clear()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(replay.Replay, "run", fail)
+    (known,) = replay._kept.values()
+    assert known.memory
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "new_empty", fail)
+        assert not known.run(arrays())
+    assert not log
+    monkeypatch.setattr(replay.Replay, "run", lambda *_: False)
     call()
     assert log
 

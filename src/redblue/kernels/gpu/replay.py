@@ -1,9 +1,9 @@
 """Replay the launches of an earlier call with other tensors.
 
 The host needs longer to plan a call, to construct its launches and to bind their arguments than the GPU needs for a
-small call. A replay only replaces addresses. Its launches must be everything that the earlier call did, and must depend
-on nothing but the tensors' shapes, strides, types, alignment and shared addresses (`forms`), and facts that the caller
-compares.
+small call. A replay only replaces addresses. So the earlier call must have done nothing besides its launches, and these
+must depend only on the `forms` of the tensors and on facts that the caller compares. Triton's hooks and debug settings
+that are set after the earlier call have no effect on a replay.
 """
 
 from __future__ import annotations
@@ -35,32 +35,40 @@ class _Step(NamedTuple):
 class Replay(NamedTuple):
     """Launches whose addresses are replaced.
 
-    memory: the bytes of each array that only the launches use. kept: the arrays that every replay reads.
+    memory: the bytes of each temporary array. kept: the arrays that every replay reads.
     """
 
     steps: tuple[_Step, ...]
     memory: tuple[int, ...]
     kept: tuple[Tensor, ...]
 
-    def run(self, tensors: Sequence[Tensor]) -> None:
-        """Launch everything. tensors: in the order of `recorded`, of the same forms."""
+    def run(self, tensors: Sequence[Tensor]) -> bool:
+        """Launch everything. Returns False, without any launch, if the memory does not suffice.
+
+        tensors: in the order of `recorded`, of the same forms.
+        """
+        try:
+            temporary = [tensors[0].new_empty(size, dtype=torch.uint8) for size in self.memory]
+        except torch.OutOfMemoryError:
+            return False
         in_use(self.kept)
-        temporary = [tensors[0].new_empty(size, dtype=torch.uint8) for size in self.memory]
         addresses = [x.data_ptr() for x in (*tensors, *temporary)]
         for launch, arguments, makers in self.steps:
             filled = list(arguments)
             for i, make in makers:
                 filled[i] = make(addresses)
             launch(*filled)
+        return True
 
 
 def forms(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The properties of tensors that must be equal for a replay. Addresses matter relative to each other."""
     addresses = [x.data_ptr() for x in tensors]
-    return (
-        *((x.shape, x.stride(), x.dtype, address % TMA_ALIGNED_BYTES) for x, address in zip(tensors, addresses)),  # noqa: B905 (equally many; strict=True would cost time)
-        *map(addresses.index, addresses),
-    )
+    own = [
+        (x.shape, x.stride(), x.dtype, address % TMA_ALIGNED_BYTES)
+        for x, address in zip(tensors, addresses, strict=True)
+    ]
+    return *own, *map(addresses.index, addresses)
 
 
 def recorded(runs: Iterable[tuple[Run, Any]], tensors: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> Replay | None:

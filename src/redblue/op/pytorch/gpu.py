@@ -97,8 +97,11 @@ def _run(
     q = tensors["q"]
     precision = precision_of(q)
     launched: list[tuple[Run, Any]] = []
+    kernel = ""
 
     def run(launch: Launch) -> None:
+        nonlocal kernel
+        kernel = launch.kernel
         for task in tasks:
             launched.clear()  # frees temporary memory; the launches of several tasks are not kept
             runs = getattr(KERNELS[launch.kernel], direction)(task, launch, precision)
@@ -119,7 +122,8 @@ def _run(
     def choose() -> Launch:
         return tune.chosen(kind, candidates(*request), run) if q.is_cuda and tune.enabled() else plan(*request)
 
-    if fallback.run(kind, choose, lambda: launches(*request), run) and key is not None and _only_launches(tasks):
+    planned = fallback.run(kind, choose, lambda: launches(*request), run)
+    if planned and key is not None and len(tasks) == 1 and _only_launches(kernel, tasks[0]):
         replay.keep(key, replay.recorded(launched, tuple(tensors.values())))
 
 
@@ -145,22 +149,21 @@ def _replay_key(direction: str, tensors: dict[str, Tensor], options: Options) ->
 
 
 def _replayed(key: Hashable | None, tensors: dict[str, Tensor]) -> bool:
-    """Launch the kernels again if a call of this key is known. Returns whether it is."""
+    """Launch the kernels again if a call of this key is known. Returns whether they ran."""
     known = None if key is None else replay.known(key)
-    if known is None:
-        return False
-    try:
-        known.run(tuple(tensors.values()))
-    except torch.OutOfMemoryError:  # raised before the first launch; a smaller launch may fit
-        return False
-    return True
+    return known is not None and known.run(tuple(tensors.values()))
 
 
-def _only_launches(tasks: list[Task]) -> bool:
-    """Whether launches are all that the call does. Where no query attends a key, PyTorch also clears or copies keys."""
-    (task, *others) = tasks
-    every_key = (task.first or 0) <= 0 and (task.end is None or task.sizes.n_q - 1 + task.end >= task.sizes.n_k)
-    return not others and every_key
+def _only_launches(kernel: str, task: Task) -> bool:
+    """Whether launches are all that the kernel's schedule does for the task.
+
+    Except for `flash`, PyTorch also clears or copies keys that no query attends.
+    """
+    first_attended, end_attended = (
+        task.first or 0,
+        task.sizes.n_k if task.end is None else task.sizes.n_q - 1 + task.end,
+    )
+    return kernel == "flash" or (first_attended <= 0 and end_attended >= task.sizes.n_k)
 
 
 def precision_of(x: Tensor) -> str:

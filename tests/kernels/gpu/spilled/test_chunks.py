@@ -15,10 +15,10 @@ from redblue.schedules.spilled import ForwardTiles
 LAUNCH = Launch("small_cache", ForwardTiles(16, 16, depth=16, out_rows=16, out_cols=16, span=32), chunk=32)
 
 
-def task(mask):
-    sizes = Sizes((1,), 8, 1, 64, 64, 16, 16)
-    q = torch.zeros(1, 8, 64, 16, dtype=torch.float16)
-    return Task(sizes=sizes, q=q, k=q, v=q, out=q, lse=torch.zeros(1, 8, 64), mask=mask)
+def task(mask, heads=8):
+    sizes = Sizes((1,), heads, 1, 64, 64, 16, 16)
+    q = torch.zeros(1, heads, 64, 16, dtype=torch.float16)
+    return Task(sizes=sizes, q=q, k=q, v=q, out=q, lse=torch.zeros(1, heads, 64), mask=mask)
 
 
 def blocks(attended):
@@ -37,5 +37,12 @@ def test_the_spilled_arrays_of_a_chunk_stay_within_the_limit(monkeypatch, spille
     assert chunks.with_chunk(task(blocks(4)), LAUNCH, spilled).chunk == rows
 
 
-def test_a_mask_without_any_pair_has_one_chunk(monkeypatch):
+def test_a_mask_without_any_pair_has_one_chunk():
     assert chunks.with_chunk(task(rb.Mask.blocks([[False] * 4] * 4, 16)), LAUNCH, 1).chunk == 32 * 16
+
+
+@pytest.mark.parametrize(("heads", "planned", "rows"), [(6, 64, 3 * 64), (8, 64, 4 * 64), (1, 64, 64), (8, 16, 64)])
+def test_chunks_are_about_equal(heads, planned, rows):
+    """Chunks of four times the planned rows: six heads are cut into 3 and 3, not into 4 and 2."""
+    launch = LAUNCH._replace(chunk=planned)
+    assert chunks.with_chunk(task(blocks(4), heads), launch, 1).chunk == rows

@@ -26,6 +26,7 @@ class Merged(NamedTuple):
 
 
 def merged(d_v: int, group: int) -> Merged:
+    """The work of a program. group: query heads that share a key head."""
     width = triton.next_power_of_2(d_v)
     rows = max(1, min(triton.next_power_of_2(group), MAX_ROWS, MAX_OUTPUT // width))
     return Merged(width, rows, max(1, min(MAX_PARTS, MAX_LOADED // (rows * width))))

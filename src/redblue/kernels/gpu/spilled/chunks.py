@@ -57,12 +57,22 @@ def with_chunk(task: Task, launch: Launch, spilled: int) -> Launch:
         t = t._replace(**{edge: getattr(t, own) for edge, own in ON_ONE_GRID.items() if edge in t._fields})
         row_bytes = spilled * task.q.itemsize * max(1, task.sizes.n_k)
         times = min(1 / _density(task, t), MAX_SPILLED / (row_bytes * chunk))
-        chunk *= max(1, int(times))
+        chunk = _equal(task, chunk, max(1, int(times)))
     return launch._replace(tiles=t, chunk=chunk)
 
 
+def _equal(task: Task, chunk: int, times: int) -> int:
+    """At most `times` times the rows of a chunk, so that the last chunk is about as large as the others."""
+    most = times * chunk
+    if most < task.rows:
+        pieces = ceil_div(task.rows, most)
+        return ceil_div(ceil_div(task.rows, pieces), chunk) * chunk
+    pieces = ceil_div(task.streams, most // task.rows)
+    return ceil_div(task.streams, pieces) * task.rows
+
+
 def _density(task: Task, tiles: Any) -> float:
-    """The share of tiles that are listed. Chunks grow as it falls: launches of few tiles wait for the host."""
+    """The share of tiles that are listed. The fewer they are, the more rows a chunk needs to occupy the GPU."""
     lists = task.lists(tiles.rows, tiles.cols, "rows")
     assert lists is not None
     blocks = len(lists.full_starts) - 1

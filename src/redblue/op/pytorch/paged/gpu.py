@@ -57,32 +57,25 @@ def attend(call: PagedCall, page_table: Any) -> tuple[Tensor, Tensor] | None:
         arrays = {name: x for name, _, x in record.present_arrays()}
         tensors = q, call.k, call.v, table, out, lse, *arrays.values()
         facts = None if call.tree is not None else _replay_facts(call, tensors, tuple(arrays))
-        known = None if facts is None else _replays.known(call.sequences, facts)
+        known = None if facts is None else replays.known(call.sequences, facts)
         try:
-            if known and _ran(known, tensors):
-                pass
-            elif len(q) and q.shape[1]:
+            ran = known is not None and known.run(tensors)
+            if not ran and len(q) and q.shape[1]:
                 task = _task(call, record, table, out, lse)
                 made = _run(task, _placed(call, task), tensors, facts is not None)
                 if made is not None:
-                    _replays.keep(call.sequences, facts, made)
+                    replays.keep(call.sequences, facts, made)
         except Unplanned as failure:  # raised before the first launch: all classes have the same smallest tiles
             warnings.warn(f"{failure}; the keys and values of each sequence are gathered instead", stacklevel=4)
             return None
     return out.reshape(call.shape), lse.reshape(call.shape[:-1])
 
 
-def _ran(known: replay.Replay, tensors: tuple[Tensor, ...]) -> bool:
-    """Launch the kernels again. Returns whether the memory sufficed; otherwise a smaller launch may fit."""
-    try:
-        known.run(tensors)
-    except torch.OutOfMemoryError:  # raised before the first launch
-        return False
-    return True
-
-
 def _replay_facts(call: PagedCall, tensors: tuple[Tensor, ...], arrays: tuple[str, ...]) -> Hashable:
-    """Everything but the sequences on which the launches of a call without a tree depend. arrays: options by name."""
+    """The facts besides the sequences on which the launches depend, for a call without a tree.
+
+    arrays: the names of the options that are arrays.
+    """
     device, options = call.q.device, call.options.others
     settings = precision_of(call.q), tune.enabled()
     return options, arrays, call.prefix, device, card_of(device), *settings, replay.forms(tensors)
@@ -224,14 +217,17 @@ class _Recent(Generic[Result]):
         self.kept = ((sequences, facts, result), *self.kept[: KEPT - 1])
         return result
 
+    def forget(self) -> None:
+        self.kept = ()
+
 
 def forget() -> None:
     """Drop all cached layouts, tables and launches."""
-    for cache in (_layouts, _tables, _replays):
-        cache.kept = ()
+    for cache in (_layouts, _tables, replays):
+        cache.forget()
 
 
-_layouts, _tables, _replays = _Recent[_Placed](), _Recent[Tensor](), _Recent[replay.Replay]()
+_layouts, _tables, replays = _Recent[_Placed](), _Recent[Tensor](), _Recent[replay.Replay]()
 
 
 def _equal(a: Sequences, b: Sequences) -> bool:
