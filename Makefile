@@ -7,11 +7,16 @@ ZENTORCH := .venv-zentorch
 NEWEST_TORCH := .venv-torch-2.15.0
 WHEEL := .venv-wheel
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+# Installs without bytecode: Python writes it at the first import, and most modules of these packages are never imported.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.* cpp/*/*/*.*)
 
 SANITIZED := build/sanitize
 SANITIZE := -std=c++17 -g1 -pthread -Icpp
+
+# Not empty if the C++ core includes AVX-512, which takes more than half of its compile time: by default only where this
+# machine's CPU can run it. Wheels always include it.
+AVX512 ?= $(shell grep -sow -m 1 avx512bw /proc/cpuinfo)
 
 # Tests start hundreds of processes. If the environment forbids bytecode, each process compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -81,6 +86,7 @@ test-vllm: setup $(VLLM)/vllm.stamp ## run the tests of the plug-in for vLLM bes
 	$(VLLM)/bin/python -m pytest tests/integrations/vllm
 
 check: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## check format, lint, import layers and types
+	$(if $(AVX512),,$(CXX) $(SANITIZE) -fsyntax-only $(wildcard cpp/vector/sets/avx512*.cpp cpp/vector/sets/amx*.cpp))
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -163,8 +169,7 @@ clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(BENCH) $(VLLM) $(ZENTORCH) $(WHEEL) .venv-torch-* build dist report.html .pytest_cache .ruff_cache .hypothesis
 
 # -O1, as the documentation of the sanitizers advises; -Og for AddressSanitizer, which compiles in half the time and runs
-# half as fast. The object files are compiled in parallel. AVX-512 is compiled only for a CPU that can run it.
-AVX512 := $(shell grep -sow -m 1 avx512bw /proc/cpuinfo)
+# half as fast. The object files are compiled in parallel.
 MEMORY := -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined $(if $(AVX512),,-DREDBLUE_NO_AVX512)
 THREADS := -O1 -fsanitize=thread
 HEADERS := $(wildcard cpp/*/*.h)
@@ -202,23 +207,22 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	$(PIP) scikit-build-core nanobind cmake ninja
 	@touch $@
 
-# Installs without bytecode: Python writes it at the first import, and most modules of these packages are never
-# imported. The dependencies are installed while the C++ core is compiled. (Before Python 3.11, the build tools bring
-# tomli.)
+# The dependencies are installed while the C++ core is compiled. (Before Python 3.11, the build tools bring tomli.)
+CORE = $(if $(AVX512),,-C cmake.define.REDBLUE_NO_AVX512=ON)
 DEPENDENCIES = import sys; toml = __import__("tomllib" if sys.version_info >= (3, 11) else "tomli"); \
 	print(*toml.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 
 $(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
 	$(BIN)/python -c '$(DEPENDENCIES)' > $(VENV)/dependencies.txt
-	$(PIP) --no-compile -r $(VENV)/dependencies.txt & dependencies=$$!; \
-	$(PIP) --no-compile --no-deps --no-build-isolation --editable .; core=$$?; \
+	$(PIP) -r $(VENV)/dependencies.txt & dependencies=$$!; \
+	$(PIP) --no-deps --no-build-isolation $(CORE) --editable .; core=$$?; \
 	wait $$dependencies && exit $$core
 	@touch $@
 
 # Developers' tools are installed separately, so that a first report does not wait for them. This second installation
 # builds nothing.
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
-	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-build-isolation $(CORE) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
@@ -243,7 +247,7 @@ $(VLLM)/vllm.stamp:
 	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
-	$(PIP) --no-build-isolation --editable '.[docs]'
+	$(PIP) --no-build-isolation $(CORE) --editable '.[docs]'
 	@touch $@
 
 # A release build of redblue, in the environment of the benchmarks' peers.

@@ -4,6 +4,7 @@ Arguments name the installed extras; only torch has checks here.
 """
 
 import json
+import platform
 import subprocess
 import sys
 from importlib.metadata import files
@@ -80,7 +81,10 @@ def main():
     info = json.loads(
         subprocess.run([Path(sys.prefix, "bin", "redblue"), "info", "--json"], check=True, capture_output=True).stdout
     )
-    chosen = next(row["name"] for row in info["instruction_sets"] if row["chosen"])
+    rows = info["instruction_sets"]
+    if platform.machine() == "x86_64":
+        assert {"avx2", "avx512", "avx512_bf16", "amx_bf16"} <= {row["name"] for row in rows}, "left out of the wheel"
+    chosen = next(row["name"] for row in rows if row["chosen"])
     print(f"  redblue {rb.__version__} with {chosen}: {' and '.join(['NumPy', *extras])} agree with float64")
 
 

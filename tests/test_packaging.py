@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -39,8 +40,11 @@ def sdist(tmp_path_factory):
     """The files of the sdist: path -> bytes."""
     pytest.importorskip("scikit_build_core")
     out = tmp_path_factory.mktemp("sdist")
+    sources = out / "sources"  # without environments and builds, which take long to search
+    ignored = shutil.ignore_patterns(".venv*", "build", "dist", ".git", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, sources, ignore=ignored)
     build = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
     (archive,) = out.glob("redblue-*.tar.gz")
     assert archive.stat().st_size < 1_000_000
     with tarfile.open(archive) as opened:

@@ -59,6 +59,15 @@ const std::vector<const Isa*>& list_emulated_isas() {
   return rows;
 }
 
+// Names of the rows that this build leaves out.
+static bool left_out([[maybe_unused]] const std::string& name) {
+#if defined(REDBLUE_NO_AVX512) && defined(__x86_64__)
+  return name == "avx512" || name == "avx512_bf16" || name == "amx_bf16" || name == "amx_bf16_emulated";
+#else
+  return false;
+#endif
+}
+
 const Isa& choose_isa(const std::string& name) {
   const char* forced = std::getenv("REDBLUE_ISA");
   const std::string wanted = name.empty() && forced ? forced : name;
@@ -74,7 +83,9 @@ const Isa& choose_isa(const std::string& name) {
     known |= wanted == isa->name;
     if (wanted == isa->name && isa->supported()) return *isa;
   }
-  const char* const problem = known ? "an instruction set that this CPU lacks" : "an unknown instruction set";
+  const char* const problem = known              ? "an instruction set that this CPU lacks"
+                              : left_out(wanted) ? "an instruction set that this build leaves out"
+                                                 : "an unknown instruction set";
   throw std::invalid_argument((name.empty() ? "REDBLUE_ISA names " : "") + std::string(problem) + ", '" + wanted +
                               "'; this CPU can run: " + runnable);
 }

@@ -256,7 +256,7 @@ def test_a_picture_on_standard_output_comes_without_the_result(command, as_json,
 def test_a_reader_that_closes_early_is_no_error(tmp_path):
     """The output is larger than a pipe holds, and its reader takes a line, as head does."""
     code = "import sys; from redblue.cli.main import main; sys.argv[0] = 'redblue'; main()"
-    sizes = ("--n", "1:2000:+1", "--d", "16", "--schedule", "standard", "--words", "1000", "--jobs", "1")
+    sizes = ("--n", "1:400:+1", "--d", "16", "--schedule", "standard", "--words", "1000", "--jobs", "1")
     command = [sys.executable, "-c", code, "sweep", *sizes, "-o", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as child:
         assert child.stdout.readline().startswith(b"n_q,")

@@ -8,10 +8,11 @@ torch = pytest.importorskip("torch")
 
 from redblue.schedules.network import PLACEMENTS, SCHEDULES
 from support import distributed_bytes as calls
+from support.examples import nightly, thorough
 from support.processes import Processes
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.thorough) for size in (3, 4, 8))])
+@pytest.mark.parametrize("size", [2, thorough(3), thorough(4), nightly(8)])
 def test_bytes_sent_are_those_counted(size):
     processes, placements = Processes(size), list(PLACEMENTS)
     try:

@@ -16,6 +16,7 @@ from redblue.machine import CapacityError, Counting, MachineError, exp, log, max
 from redblue.problem import DIRECTIONS
 from redblue.schedules import Cost, Pass
 from redblue.studies import sweep
+from support.examples import nightly
 from support.own_schedule import Tiles, cost, forward, own
 
 PROBLEM = rb.Problem(n_q=512, n_k=16, d=64)
@@ -370,7 +371,7 @@ PLAIN = [name for name in schedules.BUILT_IN if set(schedules.get(name).passes) 
 
 @pytest.mark.parametrize(
     "name",
-    ["flash", *(pytest.param(name, marks=pytest.mark.thorough) for name in PLAIN if name != "flash")],
+    ["flash", *(nightly(name) for name in PLAIN if name != "flash")],
 )
 def test_built_in_schedules_pass_the_same_verification(name):
     rb.register_schedule(replace(schedules.get(name), name="copy"))

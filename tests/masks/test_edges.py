@@ -137,6 +137,7 @@ def test_closed_forms_are_counts(n_q, n_k, step, count, n):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_million_tokens():
     n = MILLION
     assert Mask.n_of_m(1, 2).nnz(n, n) == n * n // 2

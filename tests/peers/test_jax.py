@@ -64,6 +64,7 @@ EVERYWHERE = [pair for pair in product(THEIRS, SIZES) if "bias" not in OPTIONS[p
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "sizes"), EVERYWHERE)
 def test_it_means_what_jax_means_everywhere(name, sizes):
     sizes = SIZES[sizes]

@@ -191,6 +191,7 @@ def test_fixtures_that_deviate_do(name):
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_class_defaults_agree_or_are_refused_by_name(defaults, read_defaults):
     counts = Counter(type(outcome).__name__ for outcome in read_defaults.values())
     assert counts["Model"] > 450
@@ -224,6 +225,7 @@ NOT_CAUSAL = {"bert-generation"}
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_class_defaults_see_later_tokens_or_not(defaults, read_defaults):
     causal, masked = (
         set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),

@@ -23,7 +23,7 @@ def variants():
     return [Variant(name=str(params), callspec=SimpleNamespace(params=params)) for params in every]
 
 
-@pytest.mark.parametrize(("together", "fewest", "most"), [(1, 5, 5), (2, 20, 26), (3, 60, 60), (4, 60, 60)])
+@pytest.mark.parametrize(("together", "fewest", "most"), [(0, 1, 1), (1, 5, 5), (2, 20, 26), (3, 60, 60), (4, 60, 60)])
 def test_every_combination_of_values_is_kept(variants, together, fewest, most):
     kept = spread(variants, together)
     assert fewest <= len(kept) <= most

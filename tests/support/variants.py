@@ -42,8 +42,8 @@ def leave_most_to_nightly(items: Iterable[Any], together: Callable[[Any], int]) 
 def spread(variants: list[Any], together: int = 1, chosen: Set[Any] = frozenset()) -> set[Any]:
     """Choose a few variants that contain every value of every parameter; every run chooses the same.
 
-    together: 2: they contain every pair of values of two parameters, 3: every triple of three, and so on. chosen:
-    variants that are kept in any case.
+    together: 0: one variant is chosen; 2: they contain every pair of values of two parameters, 3: every triple of
+    three, and so on. chosen: variants that are kept in any case.
     """
     values = {item: _values(item.callspec.params, together) for item in variants}
     order = sorted(variants, key=lambda item: zlib.crc32(item.name.encode()))

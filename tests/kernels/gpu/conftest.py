@@ -1,4 +1,4 @@
-"""Mark variants of tests as thorough: the interpreter is slow, and most variants only recombine values of others.
+"""Mark variants of tests as thorough, because the interpreter is slow: `make test` runs one variant of each test.
 
 On a GPU, replace a test process that has lost the device after an illegal access.
 """
@@ -15,8 +15,8 @@ from support.variants import leave_most_to_thorough
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    """Leave most combinations of values to `make test-thorough`."""
-    leave_most_to_thorough(items, Path(__file__).parent, together=1)
+    """Leave all variants of a test but one to `make test-thorough`."""
+    leave_most_to_thorough(items, Path(__file__).parent, together=0)
 
 
 def pytest_runtest_logfinish():

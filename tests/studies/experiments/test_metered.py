@@ -10,6 +10,7 @@ from redblue.kernels.table import tiled_kernels
 from redblue.studies import experiments
 from redblue.studies.experiments import backward, crossing, metered, nesting
 from redblue.studies.experiments.metered import COUNTED, MEASURED, dividing, of
+from support.examples import nightly, thorough
 
 needs_valgrind = pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is not installed")
 
@@ -56,9 +57,8 @@ def test_a_dividing_point_is_where_two_curves_meet():
     assert dividing(equal, COUNTED, 8, "small_cache", "flash") is None
 
 
-@pytest.mark.thorough
 @needs_valgrind
-@pytest.mark.parametrize("name", ["crossing", "backward"])
+@pytest.mark.parametrize("name", [thorough("backward"), nightly("crossing")])
 def test_measured_words_are_above_the_bound_and_near_the_count(name, tmp_path):
     rows = experiments.run(name, out=tmp_path, quick=True).rows
     measured_rows = of(rows, MEASURED)

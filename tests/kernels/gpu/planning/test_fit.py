@@ -17,6 +17,7 @@ from redblue.kernels.gpu.launch import alignment, array
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
+from support.examples import nightly, thorough
 
 COMPILE_PLANS = Path(__file__).parents[4] / "benchmarks" / "gpu" / "fit.py"
 
@@ -147,9 +148,8 @@ for run in fit.runs(direction, sizes, "bfloat16", Launch("flash", tiles, 8, 3)):
 """
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("direction", "kernels"), [("forward", ["flash_forward"]), ("backward", ["flash_dq", "flash_dkv"])]
+    ("direction", "kernels"), [thorough("forward", ["flash_forward"]), nightly("backward", ["flash_dq", "flash_dkv"])]
 )
 def test_rows_of_an_odd_multiple_of_8_numbers_are_copied_ahead(direction, kernels):
     environment = os.environ | {"TRITON_INTERPRET": "0"}

@@ -106,13 +106,6 @@ def test_random_score_mods(program, size, kv_heads):
 
 
 @pytest.mark.thorough
-@settings(max_examples=200, deadline=None)
-@given(program=programs, size=st.sampled_from([(N, M), (N, N), (5, M), (1, 3)]), kv_heads=st.sampled_from([1, H]))
-def test_more_random_score_mods(program, size, kv_heads):
-    is_correct_or_refused(program, *size, kv_heads)
-
-
-@pytest.mark.thorough
 @pytest.mark.nightly
 @settings(max_examples=1000, deadline=None)
 @given(program=programs, size=st.sampled_from([(N, M), (N, N), (5, M), (1, 3)]), kv_heads=st.sampled_from([1, H]))

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import redblue as rb
 from redblue import Mask, RedblueError
 from redblue.op.pytorch.paged import ops
-from support.examples import thorough
+from support.examples import nightly, thorough
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -40,7 +40,7 @@ def same_steps(compiled, arguments):
     return all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", thorough("inductor")])
+@pytest.mark.parametrize("backend", ["aot_eager", nightly("inductor")])
 def test_a_step_of_generation_compiles_into_one_graph_for_all_sizes(backend):
     from torch._dynamo.testing import CompileCounterWithBackend
 
