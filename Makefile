@@ -48,7 +48,7 @@ test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all t
 
 # Tests for environments whose only peer is PyTorch. Tests that need other peers skip themselves.
 TORCH_TESTS := tests/op tests/masks/test_torch.py tests/lab/test_reference.py tests/hostile/test_calls.py \
-	tests/integrations/flash_attn tests/peers/test_flash_attention.py
+	tests/integrations/flash_attn tests/peers/test_flash_attention.py tests/peers/test_torchtitan.py
 OTHER := .venv-torch-$(VERSION)
 
 # .ci/arm unpacks everything into build/arm and installs nothing. UNDER_QEMU leaves out tests that fork (an assertion of
@@ -225,8 +225,12 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 	$(PIP) --no-build-isolation $(CORE) --editable '.[dev]'
 	@touch $@
 
+# torchtitan with what its models import; its other dependencies load data and record runs.
+TITAN := $(foreach name,torchtitan spmd_types torchdata tyro docstring_parser,"$(name); python_version >= '3.11'")
+
 $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PIP) torch transformers jax einops ring-flash-attn yunchang kernels "triton; sys_platform == 'linux'"
+	$(PIP) --no-deps $(TITAN)
 	@touch $@
 
 # An environment with another PyTorch.
@@ -234,6 +238,7 @@ $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(torch|triton)==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
+	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt --no-deps $(TITAN)
 	@touch $@
 
 # An environment with vLLM, which pins a PyTorch for CPUs that only PyTorch's own index has. PyPI's torchvision is for
