@@ -64,6 +64,7 @@ def in_a_copy(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's compiler, which torchtitan loads
 @pytest.mark.parametrize(("text", "needs"), EXAMPLES)
 def test_python_examples(text, needs, in_a_copy):
     if needs == "valgrind" and shutil.which("valgrind") is None:
