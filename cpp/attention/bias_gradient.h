@@ -28,8 +28,8 @@ struct BiasGradient : Formats<T, F> {
     Tile tile;
     Chunk chunk;
     long* const list;
-    const long sum_rows, sum_keys;  // 1 where the bias is broadcast
-    Sum* const sums;
+    const long sum_keys;  // 1 if the bias is broadcast along the keys
+    Sum* const sums;      // [key][lane]; panels add to the same lanes if the bias is broadcast along the queries
     Sum lse[kLanesAtOnce], delta[kLanesAtOnce];
     Ahead nothing_ahead;
 
@@ -41,10 +41,10 @@ struct BiasGradient : Formats<T, F> {
           k_tile(k_in_place ? nullptr : arena.take<Packed>(at_once * k_length)),
           v_tile(v_in_place ? nullptr : arena.take<Packed>(at_once * v_length)),
           pack_scratch(arena.take<Packed>(L * padded(std::max(d, d_v)) + 2 * L * S)), tile(c, at_once, arena),
-          chunk(arena, at_once), list(arena.take<long>(at_once)), sum_rows(c.dbias.row ? part.rows : 1),
-          sum_keys(c.dbias.column ? part.keys : 1), sums(arena.take<Sum>(sum_rows * sum_keys)) {
+          chunk(arena, at_once), list(arena.take<long>(at_once)), sum_keys(c.dbias.column ? part.keys : 1),
+          sums(arena.take<Sum>(sum_keys * kLanesAtOnce)) {
       tile.slopes = nullptr;  // the bias is added after the softcap
-      std::fill_n(sums, sum_rows * sum_keys, Sum(0));
+      std::fill_n(sums, sum_keys * kLanesAtOnce, Sum(0));
     }
 
     void add_stream(const Stream& s) {
@@ -75,18 +75,22 @@ struct BiasGradient : Formats<T, F> {
       tile.compute(s, rows, chunk, k, v, q_panel, dout_panel, lse, delta, nothing_ahead);
       for (long i = 0; i < chunk.parts_count; i++) {
         const Part& part = chunk.parts[i];
-        for (long r = 0; r < rows.count; r++)
-          for (long x = 0; x < part.keys; x++)
-            sums[(call.dbias.row ? rows.start - piece.row + r : 0) * sum_keys +
-                 (call.dbias.column ? part.j - piece.key + x : 0)] += tile.ds[(part.at + x) * rows.lanes + r];
+        for (long x = 0; x < part.keys; x++) {
+          const Sum* const ds = tile.ds + (part.at + x) * rows.lanes;
+          Sum* const to = sums + (call.dbias.column ? part.j - piece.key + x : 0) * kLanesAtOnce;
+          for (long r = 0; r < rows.count; r++) to[r] += ds[r];
+        }
       }
     }
 
     void store_sums(const Stream& s) const {
       Sum* const to = at<Sum>(call.dbias, s.offset(call.dbias)) + s.kv_head * call.dbias.head;
-      for (long r = 0; r < sum_rows; r++)
-        for (long x = 0; x < sum_keys; x++)
-          to[(piece.row + r) * call.dbias.row + (piece.key + x) * call.dbias.column] = sums[r * sum_keys + x];
+      for (long x = 0; x < sum_keys; x++) {
+        Sum* const key_sums = sums + x * kLanesAtOnce;
+        for (long r = 1; r < kLanesAtOnce && !call.dbias.row; r++) key_sums[0] += key_sums[r];
+        for (long r = 0; r < (call.dbias.row ? piece.rows : 1); r++)
+          to[(piece.row + r) * call.dbias.row + (piece.key + x) * call.dbias.column] = key_sums[r];
+      }
     }
   };
 };
