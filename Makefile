@@ -11,12 +11,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.* cpp/*/*/*.*)
 
-SANITIZED := build/sanitize
-SANITIZE := -std=c++17 -g1 -pthread -Icpp
+# Whether the C++ core contains AVX-512, which takes more than half of its compile time: yes or no. By default only if this
+# machine's CPU can run it. Wheels always contain it.
+AVX512 ?= $(if $(shell grep -sow -m 1 avx512bw /proc/cpuinfo),yes,no)
+WITH_AVX512 := $(filter yes,$(AVX512))
 
-# Not empty if the C++ core includes AVX-512, which takes more than half of its compile time: by default only where this
-# machine's CPU can run it. Wheels always include it.
-AVX512 ?= $(shell grep -sow -m 1 avx512bw /proc/cpuinfo)
+SANITIZED := build/sanitize$(if $(WITH_AVX512),,-without-avx512)
+SANITIZE := -std=c++17 -g1 -pthread -Icpp
 
 # Tests start hundreds of processes. If the environment forbids bytecode, each process compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -86,7 +87,7 @@ test-vllm: setup $(VLLM)/vllm.stamp ## run the tests of the plug-in for vLLM bes
 	$(VLLM)/bin/python -m pytest tests/integrations/vllm
 
 check: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## check format, lint, import layers and types
-	$(if $(AVX512),,$(CXX) $(SANITIZE) -fsyntax-only $(wildcard cpp/vector/sets/avx512*.cpp cpp/vector/sets/amx*.cpp))
+	$(if $(WITH_AVX512),,$(CXX) $(SANITIZE) -fsyntax-only $(wildcard cpp/vector/sets/avx512*.cpp cpp/vector/sets/amx*.cpp))
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -170,12 +171,12 @@ clean: ## remove the environments and everything built
 
 # -O1, as the documentation of the sanitizers advises; -Og for AddressSanitizer, which compiles in half the time and runs
 # half as fast. The object files are compiled in parallel.
-MEMORY := -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined $(if $(AVX512),,-DREDBLUE_NO_AVX512)
+MEMORY := -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined $(if $(WITH_AVX512),,-DREDBLUE_NO_AVX512)
 THREADS := -O1 -fsanitize=thread
 HEADERS := $(wildcard cpp/*/*.h)
 KERNELS := $(addprefix attention/,passes tasks spilled_passes paged_passes paged_nodes) vector/isa tests/sanitize \
 	vector/sets/portable $(patsubst cpp/%.cpp,%,$(wildcard cpp/base/*.cpp))
-ROWS := $(filter-out $(addprefix vector/sets/,portable $(if $(AVX512),,avx512 avx512_bf16 amx_bf16)), \
+ROWS := $(filter-out $(addprefix vector/sets/,portable $(if $(WITH_AVX512),,avx512 avx512_bf16 amx_bf16)), \
 	$(patsubst cpp/%.cpp,%,$(wildcard cpp/vector/sets/*.cpp)))
 
 $(SANITIZED)/memory: $(patsubst %,$(SANITIZED)/memory.d/%.o,$(ROWS) $(KERNELS))
@@ -208,11 +209,18 @@ $(VENV)/tools.stamp: pyproject.toml constraints.txt $(VENV)/python.stamp
 	@touch $@
 
 # The dependencies are installed while the C++ core is compiled. (Before Python 3.11, the build tools bring tomli.)
-CORE = $(if $(AVX512),,-C cmake.define.REDBLUE_NO_AVX512=ON)
+# A core without AVX-512 has a build folder of its own, because CMake remembers the option in its folder.
+CORE := $(if $(WITH_AVX512),,-C build-dir=build/{wheel_tag}-without-avx512 -C cmake.define.REDBLUE_NO_AVX512=ON)
+CHOICE := $(VENV)/core-$(if $(WITH_AVX512),with,without)-avx512.stamp
 DEPENDENCIES = import sys; toml = __import__("tomllib" if sys.version_info >= (3, 11) else "tomli"); \
 	print(*toml.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 
-$(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp
+# The core is compiled again after another choice of AVX512.
+$(CHOICE): | $(VENV)/python.stamp
+	@rm -f $(VENV)/core-*.stamp
+	@touch $@
+
+$(VENV)/redblue.stamp: $(SOURCES) $(VENV)/tools.stamp $(CHOICE)
 	$(BIN)/python -c '$(DEPENDENCIES)' > $(VENV)/dependencies.txt
 	$(PIP) -r $(VENV)/dependencies.txt & dependencies=$$!; \
 	$(PIP) --no-deps --no-build-isolation $(CORE) --editable .; core=$$?; \

@@ -40,9 +40,16 @@ def sdist(tmp_path_factory):
     """The files of the sdist: path -> bytes."""
     pytest.importorskip("scikit_build_core")
     out = tmp_path_factory.mktemp("sdist")
-    sources = out / "sources"  # without environments and builds, which take long to search
-    ignored = shutil.ignore_patterns(".venv*", "build", "dist", ".git", "__pycache__", ".*_cache", ".hypothesis")
-    shutil.copytree(ROOT, sources, ignore=ignored)
+    sources = out / "sources"  # without the environments and builds of this repository, which take long to search
+    ignored = shutil.ignore_patterns(".venv*", "build", "dist", ".git", ".*_cache", ".hypothesis")
+
+    def at_top(folder, names):
+        return ignored(folder, names) if Path(folder) == ROOT else {"__pycache__"} & {*names}
+
+    shutil.copytree(ROOT, sources, ignore=at_top)
+    for folder in (".venv", "build", "dist"):
+        (sources / folder).mkdir()
+        (sources / folder / "unwanted.py").touch()
     build = f"import scikit_build_core.build as b; b.build_sdist({str(out)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
     (archive,) = out.glob("redblue-*.tar.gz")

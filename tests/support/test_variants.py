@@ -1,4 +1,4 @@
-"""The variants that `make test` keeps contain every value, or every pair of values."""
+"""The variants that `make test` keeps contain every combination of values of a number of parameters."""
 
 from dataclasses import dataclass
 from itertools import product

@@ -40,7 +40,7 @@ def leave_most_to_nightly(items: Iterable[Any], together: Callable[[Any], int]) 
 
 
 def spread(variants: list[Any], together: int = 1, chosen: Set[Any] = frozenset()) -> set[Any]:
-    """Choose a few variants that contain every value of every parameter; every run chooses the same.
+    """Choose a few variants that contain every combination of values of `together` parameters, the same in every run.
 
     together: 0: one variant is chosen; 2: they contain every pair of values of two parameters, 3: every triple of
     three, and so on. chosen: variants that are kept in any case.

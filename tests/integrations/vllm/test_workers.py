@@ -14,20 +14,20 @@ PROGRAM = """
 import os, time
 import torch
 torch.ones(1 << 20).add_(1)
-def widest(thread):  # the pool narrows the CPUs of a late thread for a moment, to move it
-    seen = [[]]
+def cpus_of(thread):  # most of the time: the pool narrows the CPUs of a late thread for a moment, to move it
+    seen = []
     for _ in range(20):
         try:
             seen.append(sorted(os.sched_getaffinity(thread)))
         except ProcessLookupError:  # the starting thread has ended
             break
         time.sleep(0.01)
-    return max(seen, key=len)
+    return max(seen, key=seen.count, default=None)
 from redblue.integrations.vllm.workers import TASKS, pinned_cpus, start_workers
 threads = lambda: {int(task.name) for task in TASKS.iterdir()}
 pinned, before, own = sorted(pinned_cpus()), threads(), sorted(os.sched_getaffinity(0))
 start_workers()
-new = [cpus for cpus in map(widest, threads() - before) if cpus]
+new = [cpus for cpus in map(cpus_of, threads() - before) if cpus]
 start_workers()
 again = len(threads()) - len(before) - len(new)
 print((pinned, own, sorted(os.sched_getaffinity(0)), new, again))

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +16,11 @@ from redblue import Mask
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from support.attention import DTYPES, Case, running
+from support.compiled import compiled
 from support.tolerances import check_backward, check_forward
 
-ROOT = Path(__file__).parents[3]
 EMULATED = "amx_bf16_emulated"
-OBJECTS = sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/sets/amx_bf16.cpp.o"))
+OBJECTS = compiled("amx_bf16")
 
 
 def runs(name):

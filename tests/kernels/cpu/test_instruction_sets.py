@@ -3,17 +3,17 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from support.compiled import compiled
+
 # Registers that only newer instruction sets have. No function outside of the set's namespace may use them.
 NEWER = {"avx512": re.compile(r"%zmm|%k[1-7]|%[xy]mm(1[6-9]|2\d|3[01])"), "avx2": re.compile(r"%ymm")}
 
 
 def objects():
-    return sorted(ROOT.glob("build/*/CMakeFiles/_core.dir/cpp/vector/sets/a[vm]x*.o"))
+    return compiled("a[vm]x*")
 
 
 def namespace(mangled):

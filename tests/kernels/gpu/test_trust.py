@@ -170,9 +170,8 @@ def test_masks_per_batch_entry_with_one_key_head():
 # Sizes -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kernel", ["small_cache"], indirect=True)  # the others keep whole rows on chip
 def test_head_dimensions_beyond_those_of_the_cpu(kernel, monkeypatch):
-    if kernel != "small_cache":
-        pytest.skip("keeps whole rows on chip: small_cache runs instead")
     edges = {"rows": 64, "cols": 64, "depth": 64, "span": 64}
     wide = dict.fromkeys(("dq_cols", "dk_cols", "dv_cols"), 256)
     planned = {
