@@ -369,10 +369,7 @@ def test_what_is_no_schedule_is_refused(value):
 PLAIN = [name for name in schedules.BUILT_IN if set(schedules.get(name).passes) <= set(DIRECTIONS)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["flash", *(nightly(name) for name in PLAIN if name != "flash")],
-)
+@pytest.mark.parametrize("name", ["flash", *(nightly(name) for name in PLAIN if name != "flash")])
 def test_built_in_schedules_pass_the_same_verification(name):
     rb.register_schedule(replace(schedules.get(name), name="copy"))
     assert "copy" in rb.list_schedules()

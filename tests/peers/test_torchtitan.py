@@ -14,23 +14,20 @@ with warnings.catch_warnings():
     from torchtitan.models.common import attention
 
 import redblue as rb
+from support.flash_reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")  # deepseek_v3 asks for float32
 
 DOCUMENTS = [[7, 33, 24], [64], [1, 62, 1]]  # lengths, for each sequence of a batch
 
 
-def by_expression(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, 0), **more):
-    """The unfused expression in float32, one document after the other; q, k, v: (tokens, heads, d)."""
-    assert tuple(window_size) == (-1, 0)
-    repeats = q.shape[1] // k.shape[1]
+def by_reference(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, 0), **more):
+    """Attention in float64, one document after the other; q, k, v: (tokens, heads, d)."""
+    assert torch.equal(cu_seq_q, cu_seq_k)
     parts = []
     for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
-        x, y, z = (a[start:end].float().transpose(0, 1) for a in (q, k, v))
-        y, z = (a.repeat_interleave(repeats, 0) for a in (y, z))
-        scores = x @ y.mT * (x.shape[-1] ** -0.5 if scale is None else scale)
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        parts.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ z).transpose(0, 1))
+        document = (x[None, start:end] for x in (q, k, v))
+        parts.append(reference(*document, window_size=window_size, softmax_scale=scale)[0][0])
     return torch.cat(parts).to(q.dtype)
 
 
@@ -62,12 +59,12 @@ def loss_of(model):
     return torch.nn.functional.cross_entropy(model(tokens, positions, masks).flatten(0, 1), targets.flatten())
 
 
-def test_loss_and_gradients_are_those_of_the_expression(model, monkeypatch):
+def test_loss_and_gradients_are_those_of_the_reference(model, monkeypatch):
     parameters = list(model.parameters())
     with rb.flash_ops():
         loss = loss_of(model)
         gradients = torch.autograd.grad(loss, parameters)
-    monkeypatch.setattr(attention, "varlen_attn", by_expression)
+    monkeypatch.setattr(attention, "varlen_attn", by_reference)
     expected = loss_of(model)
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
     for gradient, right in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):

@@ -156,7 +156,7 @@ def test_a_replay_launches_the_same_as_a_new_call(sizes, options, log):
 @pytest.mark.usefixtures("bfloat16_to_nearest")
 @pytest.mark.parametrize("schedule", ["flash", "hybrid", "small_cache"])
 @pytest.mark.parametrize("mask", [None, rb.Mask.causal()], ids=str)
-def testreplays_give_right_values(schedule, mask, monkeypatch):
+def test_replays_give_right_values(schedule, mask, monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     monkeypatch.setattr(gpu, "plan", lambda *request: plan(*request[:-1], schedule))
     for _ in range(2):
@@ -174,7 +174,7 @@ def testreplays_give_right_values(schedule, mask, monkeypatch):
 
 @interpreted_only
 @pytest.mark.usefixtures("bfloat16_to_nearest")
-def testreplays_by_tma_give_right_values(monkeypatch):
+def test_replays_by_tma_give_right_values(monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     with planning_for(Card()):
         for number in range(1, 3):
@@ -183,7 +183,7 @@ def testreplays_by_tma_give_right_values(monkeypatch):
 
 
 @interpreted_only
-def testreplays_on_pages_give_right_values(monkeypatch):
+def test_replays_on_pages_give_right_values(monkeypatch):
     monkeypatch.setattr(gpu_launch.Run, "__call__", launched)
     lengths, table = [40, 0, 3000], torch.randperm(3 * 188).view(3, 188)
     for _ in range(2):
@@ -328,7 +328,7 @@ def test_arguments_of_unknown_origin_are_not_replayed():
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 48, "kv_heads": 48, "d": 512}, {"d": 64}], ids=["by TMA", "with options"])
-def testreplays_hold_no_tensors(sizes, log):
+def test_replays_hold_no_tensors(sizes, log):
     inputs = arrays(**sizes)
     options = {} if sizes["d"] > 64 else {"bias": torch.zeros(1, 4, 256, 256), "sinks": torch.zeros(4)}
     call = forward_of(inputs, **options)
