@@ -110,8 +110,12 @@ def whole_and_parts():
         (gradient,) = torch.autograd.grad((whole * x).sum() * (1 + dist.get_rank()), part)
         ranks = sum(1 + rank for rank in range(dist.get_world_size()))
         torch.testing.assert_close(gradient, ranks * part.detach())
-    assert torch.equal(distributed.gather(distributed.shard(x, dim=0), dim=0), x)
+    for dim in (0, np.int64(0), np.int32(-3)):
+        assert torch.equal(distributed.gather(distributed.shard(x, dim=dim), dim=dim), x)
     refused(lambda: distributed.shard(x, dim=3), "dim must be a dimension of x, -3 to 2, got 3")
+    for dim in (True, 1.0, "1"):
+        refused(lambda dim=dim: distributed.shard(x, dim=dim), f"dim must be a whole number, got {dim!r}")
+        refused(lambda dim=dim: distributed.gather(x, dim=dim), f"dim must be a whole number, got {dim!r}")
     refused(lambda: distributed.shard(x.numpy()), "x must be a PyTorch tensor, got ndarray")
     refused(lambda: distributed.gather(x[: dist.get_rank()], dim=0), "the ranks hold [0, 1] tokens")
 

@@ -125,7 +125,7 @@ def mask_of(options: Options) -> Mask:
 
 
 def checked_call(
-    q: Any, k: Any, v: Any, mask: Any, placement: Any, schedule: Any, return_lse: Any, options: Any, group: Any
+    q: Any, k: Any, v: Any, mask: Any, placement: Any, schedule: Any, return_lse: Any, options: Any
 ) -> Call:
     """The arguments of this process. Raises RedblueError, naming the argument."""
     checks.check_flag("return_lse", return_lse)

@@ -73,7 +73,7 @@ def attention(
     failures = Failures(processes)
     call: Any = None
     try:
-        call = checked_call(q, k, v, mask, placement, schedule, return_lse, options, processes)
+        call = checked_call(q, k, v, mask, placement, schedule, return_lse, options)
         own: Any = call.shard
     except RedblueError as error:
         own = error

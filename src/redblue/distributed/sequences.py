@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
+from redblue.base.integers import whole_number
 from redblue.distributed.agreement import TAG, Shard, agree, digest_of_placement
 from redblue.distributed.derivatives import first_derivatives_only
 from redblue.distributed.failures import Failures
@@ -32,7 +34,7 @@ def shard(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: Any
     process group.
     """
     own = group_of(group)
-    _check_dim("x", x, dim)
+    dim = _checked_dim("x", x, dim)
     positions = placement_of(placement, x.shape[dim], dist.get_world_size(own)).positions[dist.get_rank(own)]
     return x.index_select(dim, torch.from_numpy(positions).to(x.device))
 
@@ -50,7 +52,7 @@ def gather(x: Tensor, *, dim: int = -2, placement: Any = "contiguous", group: An
     own = group_of(group)
     call: Any = None
     try:
-        _check_dim("x", x, dim)
+        dim = _checked_dim("x", x, dim)
         call = Shard(x.shape[dim], 0, None, _shared(x, dim, placement))
     except RedblueError as error:
         call = error
@@ -117,11 +119,14 @@ def _swap_parts(sent: dict[int, Tensor], received: dict[int, Tensor], group: Any
     swap(sent, received, group, failures, TAG)
 
 
-def _check_dim(name: str, x: Any, dim: int) -> None:
+def _checked_dim(name: str, x: Any, dim: Any) -> int:
+    """The dimension as an int. Raises RedblueError if x is no tensor or lacks the dimension."""
     if not isinstance(x, Tensor):
         raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
-    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
-        raise RedblueError(f"dim must be a dimension of {name}, {-x.dim()} to {x.dim() - 1}, got {dim}")
+    number = whole_number("dim", dim, -math.inf, math.inf)
+    if not -x.dim() <= number < x.dim():
+        raise RedblueError(f"dim must be a dimension of {name}, {-x.dim()} to {x.dim() - 1}, got {number}")
+    return number
 
 
 def best_placement(mask: Mask, n: int, world_size: int) -> Placement:
