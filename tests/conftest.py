@@ -119,6 +119,18 @@ def interpreted_fast():
         yield
 
 
+@pytest.fixture
+def nan_in_new_memory(monkeypatch):
+    """Fills PyTorch's new memory with NaN, which shows in every element that a kernel does not write; seeds PyTorch."""
+    import torch
+
+    monkeypatch.setenv("REDBLUE_TUNE", "0")
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="module")
 def bfloat16_to_nearest():
     """Makes Triton's interpreter round float32 to bfloat16 to nearest even, as GPUs do. By default it truncates."""

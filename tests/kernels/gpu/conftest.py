@@ -44,15 +44,3 @@ def new_launches():
     for name in ("redblue.kernels.gpu.replay", "redblue.op.pytorch.paged.gpu"):
         if name in sys.modules:
             sys.modules[name].forget()
-
-
-@pytest.fixture
-def nan_in_new_memory(monkeypatch):
-    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
-    import torch
-
-    monkeypatch.setenv("REDBLUE_TUNE", "0")
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)

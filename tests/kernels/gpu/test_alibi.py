@@ -23,8 +23,10 @@ from redblue.schedules.spilled import ForwardTiles
 from support.gpu import DEVICE, SPARSE, check_close, interpreted_only
 from support.textbook import textbook
 
-# The interpreter computes masked lanes, too, and NumPy warns of their overflows
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
+    pytest.mark.usefixtures("nan_in_new_memory"),
+]
 
 SPILLED = ForwardTiles(rows=16, cols=16, depth=16, out_rows=16, out_cols=16, span=32)
 GRADIENTS = {"dq_rows": 16, "dq_cols": 16, "dk_rows": 16, "dk_cols": 16, "chunk": 16, "span": 32}
@@ -40,13 +42,9 @@ BATCH, HEADS, D, D_V = 2, 2, 5, 4
 
 
 @pytest.fixture(autouse=True)
-def small_tiles_and_nan_in_new_memory(monkeypatch):
-    """Use small tiles, so that tiny calls have many tiles, and fill new memory with NaN."""
+def small_tiles(monkeypatch):
+    """Use small tiles, so that tiny calls have many tiles."""
     monkeypatch.setattr(bias_gradient, "EDGE", 16)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def normal(*shape, dtype=torch.float64):

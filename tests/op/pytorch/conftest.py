@@ -1,4 +1,4 @@
-"""Fixtures of the tests with PyTorch: its compiler, new memory and random numbers."""
+"""A fixture of the tests with PyTorch's compiler."""
 
 import pytest
 
@@ -15,20 +15,3 @@ def fresh_compiler():
     with torch._inductor.config.patch(on_disk), torch._functorch.config.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def nan_in_new_memory():
-    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
-    import torch
-
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def seeded():
-    import torch
-
-    torch.manual_seed(0)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import redblue as rb
 from support.textbook import normal
 
-pytestmark = pytest.mark.usefixtures("nan_in_new_memory", "seeded")
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 
 def test_dropout_follows_pytorchs_generator_and_the_seed():

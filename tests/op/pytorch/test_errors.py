@@ -10,7 +10,7 @@ import redblue as rb
 from redblue.op.pytorch.autograd import backward_op, forward_op
 from support.op_options import flat_options
 
-pytestmark = pytest.mark.usefixtures("nan_in_new_memory", "seeded")
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 X = torch.zeros(2, 4, 5, 8)
 REFUSED = {
     "d": ((X, X[..., :7], X), {}, r"head dimension of k \(7\) must equal that of q \(8\)"),

@@ -11,7 +11,7 @@ from support.examples import thorough
 from support.op_options import flat_options
 from support.textbook import check_close, normal, textbook
 
-pytestmark = pytest.mark.usefixtures("nan_in_new_memory", "seeded")
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised within opcheck

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 import redblue as rb
 from support.textbook import TOLERANCE, check, check_close, normal, textbook
 
-pytestmark = pytest.mark.usefixtures("nan_in_new_memory", "seeded")
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

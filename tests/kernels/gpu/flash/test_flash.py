@@ -26,7 +26,7 @@ from support.tolerances import floors, in_sums, unfused
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
-    pytest.mark.usefixtures("bfloat16_to_nearest"),
+    pytest.mark.usefixtures("bfloat16_to_nearest", "nan_in_new_memory"),
 ]
 
 TILES = {"forward": flash.ForwardTiles(16, 16), "backward": flash.BackwardTiles(16, 16, 16, 16)}
@@ -36,15 +36,6 @@ TILES = {"forward": flash.ForwardTiles(16, 16), "backward": flash.BackwardTiles(
 def small_tiles(monkeypatch):
     monkeypatch.setattr(gpu, "plan", lambda direction, *_: Launch("flash", TILES[direction]))
     monkeypatch.setattr(bias_gradient, "EDGE", 16)
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_memory():
-    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

@@ -22,7 +22,7 @@ from support.gpu import DEVICE, check_close, interpreted_only
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
-    pytest.mark.usefixtures("bfloat16_to_nearest"),
+    pytest.mark.usefixtures("bfloat16_to_nearest", "nan_in_new_memory"),
 ]
 
 
@@ -36,14 +36,6 @@ def small():
         paged_gpu.forget()
         yield
     paged_gpu.forget()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nan_in_new_memory():
-    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def run(call, **options):

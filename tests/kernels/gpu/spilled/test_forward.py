@@ -22,20 +22,11 @@ from support.textbook import TOLERANCE
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
-    pytest.mark.usefixtures("bfloat16_to_nearest"),
+    pytest.mark.usefixtures("bfloat16_to_nearest", "nan_in_new_memory"),
 ]
 
 TILES = ForwardTiles(rows=16, cols=32, depth=16, out_rows=32, out_cols=16, span=32)
 both_kernels = pytest.mark.parametrize("kernel", ["hybrid", "small_cache"])
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_memory():
-    """Fill new memory with NaN, which shows in every element that a kernel does not write."""
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from support.gpu import DEVICE, check, check_forward, interpreted_only
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter computes masked lanes, too
-    pytest.mark.usefixtures("bfloat16_to_nearest"),
+    pytest.mark.usefixtures("bfloat16_to_nearest", "nan_in_new_memory"),
     pytest.mark.skipif(not has_descriptors(), reason="needs descriptors"),
 ]
 P, SUM = Tile(32, 64, 32, 4, 2, 2, 1), Tile(32, 32, 32, 4, 2)
@@ -49,15 +49,6 @@ FUSED = SMALL._replace(ds=None)
 EARLY = SMALL._replace(ds=P._replace(resident=0, early=True))
 choices = pytest.mark.parametrize("choice", [SMALL, TALL, FUSED, EARLY], ids=["small", "tall", "fused", "early"])
 BANDS = [rb.Mask.full(), rb.Mask.causal(), rb.Mask.causal(align="bottom-right"), rb.Mask.sliding_window(None, 9)]
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_memory():
-    """Fill new memory with NaN, which reveals reads of unwritten elements."""
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
