@@ -5,37 +5,15 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 import redblue as rb
 from redblue.base.errors import RedblueError
-from redblue.cli.main import app, main
 from redblue.cli.options import parse_mask, parse_tiles
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
+from support.command_line import refusal, run, run_json
 
 SMALL = ["--n", "256", "--d", "32"]
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, list(arguments))
-
-
-def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(capsys, monkeypatch, *arguments):
-    """The text on standard error of the entry point, which must exit with 2."""
-    monkeypatch.setattr(sys, "argv", ["redblue", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return " ".join(captured.err.split())
 
 
 def test_count():
@@ -185,7 +163,7 @@ def test_every_command_has_help_with_an_example_and_json(command):
     ],
 )
 def test_bad_input_is_refused(capsys, monkeypatch, arguments, says):
-    assert says in refusal(capsys, monkeypatch, *arguments).replace("│ ", "")
+    assert says in refusal(capsys, monkeypatch, *arguments)
 
 
 def test_bad_files_are_refused(capsys, monkeypatch, tmp_path):
@@ -238,7 +216,7 @@ def test_recount_shows_what_was_printed_and_what_is_counted(capsys, monkeypatch)
         2496,
         1472,
     ]
-    shown = CliRunner().invoke(app, ["recount"]).output
+    shown = run("recount").output
     assert "25.23 GB" in shown
     assert "4.61 GB" in shown
 

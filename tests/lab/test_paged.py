@@ -1,7 +1,5 @@
 """Paged problems in the laboratory: bounds, plans, texts and JSON."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ import redblue as rb
 from redblue import Mask, PagedProblem, Problem, RedblueError, TooFewWords, lower_bound, lower_bounds
 from redblue.cli.main import app
 from redblue.lab.text import shape_text
+from support.command_line import run_json
 from support.examples import examples
 from support.paged_problems import attended, paged_problems
 
@@ -92,16 +91,6 @@ def test_texts_tell_the_sequences():
 
 
 # The command line ---------------------------------------------------------------------------------
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
-def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_count_bound_and_plan_take_pages():

@@ -1,43 +1,22 @@
 """`redblue sparse`: counts, tables, pictures and refused arguments."""
 
-import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
-from typer.testing import CliRunner
 
 import redblue as rb
 from redblue.bounds.family import family
-from redblue.cli.main import app, main
 from redblue.lab.text import STANDARD_REMARK
 from redblue.studies.sparse import study
 from redblue.studies.sparse.picture import FAMILY, GIVEN, PROVED, figure
+from support import command_line
 from support.spaces import plane
 
 SMALL = ("window:6,5", "--n", "48", "--d", "4", "--words", "60,200")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, ["sparse", *arguments])
-
-
-def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["redblue", "sparse", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return " ".join(captured.err.replace("│", " ").split())
+run, run_json = (partial(function, "sparse") for function in (command_line.run, command_line.run_json))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -98,15 +77,14 @@ def test_backward_standard_is_compared_with_the_bound_for_a_given_p(tmp_path):
 
 def test_count_takes_an_index():
     arguments = ("count", "flash", "--n", "48", "--d", "4", "--words", "200", "--mask", "window:6,5", "--index", "csr")
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    printed = json.loads(result.stdout)
+    printed = command_line.run_json(*arguments)
     mask = rb.Mask.sliding_window(6, 5)
     assert (
         printed["index_words"]
         == rb.count("flash", rb.Problem(48, 48, 4, mask=mask), words=200, index="csr").index_words
     )
-    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "--run"]).stdout)["reads"] == printed["reads"]
-    assert "of the reads" in CliRunner().invoke(app, [*arguments]).output
+    assert command_line.run_json(*arguments, "--run")["reads"] == printed["reads"]
+    assert "of the reads" in command_line.run(*arguments).output
 
 
 def test_the_index_of_both_sides_is_needed_backward():
@@ -191,13 +169,13 @@ def test_the_picture_shows_every_count_and_both_bounds(tmp_path):
 )
 def test_bad_input_is_refused(arguments, says, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert says in refusal(capsys, monkeypatch, *arguments)
+    assert says in command_line.refusal(capsys, monkeypatch, "sparse", *arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_graph_that_is_no_matrix_is_refused(capsys, monkeypatch, tmp_path):
     (tmp_path / "bad.mtx").write_text("nothing of the kind")
-    assert "as a sparse matrix" in refusal(capsys, monkeypatch, str(tmp_path / "bad.mtx"))
+    assert "as a sparse matrix" in command_line.refusal(capsys, monkeypatch, "sparse", str(tmp_path / "bad.mtx"))
 
 
 def test_help_has_an_example():
