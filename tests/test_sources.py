@@ -28,7 +28,6 @@ OTHERS = (
 EXAMPLES = {"path/to/script.py", "no/r.csv", "docs/results/gpu.svg"}  # of users, or not yet written
 EXAMPLES |= {"xla/ffi/api/c_api.h"}  # in jaxlib
 # The folders of tests/ that are not folders of src/redblue; CONTRIBUTING.md says what each is for.
-TESTED_BY_ITS_USERS = {"masks/patterns", "studies/training/parts"}  # tests/masks and tests/studies/training
 BESIDE_THE_PACKAGE = {"benchmarks", "data", "examples", "hostile", "peers", "support"}
 
 
@@ -163,7 +162,8 @@ def test_folders_of_the_package_have_tests():
     modules = [path for path in SOURCES if path.suffix == ".py" and path.name != "__init__.py"]
     folders = {path.relative_to(package).parent for path in modules if package in path.parents}
     tested = {folder for folder in folders_of_tests(SOURCES) for folder in (folder, *folder.parents)}
-    assert {folder.as_posix() for folder in folders - tested} == TESTED_BY_ITS_USERS
+    assert len(folders) > 30
+    assert not [str(folder) for folder in sorted(folders - tested)]
 
 
 def test_contributing_explains_the_folders_of_tests_beside_the_package():

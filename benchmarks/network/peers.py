@@ -99,6 +99,7 @@ def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds:
     import torch  # pyright: ignore[reportMissingImports]
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
+    from benchmarks.common.gate import relative_errors
     from redblue import distributed
 
     def part(x: Any) -> Any:
@@ -109,9 +110,9 @@ def timed(calls: dict[str, Any], whole: Any, right: Any, placement: str, rounds:
     for name, call in calls.items():
         out = call(*parts)
         gradients[name] = torch.autograd.grad(out, parts, weights)
-        pairs = [(out.detach(), part(right)), *zip(gradients[name], gradients["redblue auto"], strict=True)]
-        errors = [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]
-        if not max(errors) <= TOLERANCE:
+        exact = [part(right), *gradients["redblue auto"]]
+        errors = relative_errors([out.detach(), *gradients[name]], exact)
+        if not all(error <= TOLERANCE for error in errors):
             raise SystemExit(f"{name} gives another result than one process: {errors}")
     seconds: dict[str, Any] = {name: {"forward": [], "both": []} for name in calls}
     for _ in range(rounds):

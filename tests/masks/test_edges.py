@@ -4,16 +4,12 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from redblue import Mask, RedblueError
 from redblue.masks.names import parse
-from redblue.masks.patterns.closed_forms import diagonals, periodic
 
 MILLION = 1_000_000
 ONES = np.ones((3, 3), bool)
-COUNTS = st.integers(0, 25)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +121,6 @@ def test_leading_ones_of_a_dense_mask_broadcast():
     assert (broadcast, broadcast.lead) == (Mask.from_dense(ONES), ())
     assert Mask.from_dense(np.ones((1, 4, 3, 3), bool)).lead == (4,)
     assert Mask.from_dense(np.ones((4, 1, 3, 3), bool)).lead == (4, 1)
-
-
-@given(COUNTS, COUNTS, st.integers(1, 9), st.integers(0, 40), st.integers(1, 9))
-def test_closed_forms_are_counts(n_q, n_k, step, count, n):
-    i, j = np.arange(n_q)[:, None], np.arange(n_k)[None]
-    away = i - j
-    assert diagonals(n_q, n_k, step, count) == ((away >= 0) & (away % step == 0) & (away // step < count)).sum()
-    m = max(n, step)
-    assert periodic(n_q, n_k, n, m) == ((i + j) % m < n).sum()
 
 
 @pytest.mark.thorough

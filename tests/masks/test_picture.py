@@ -14,7 +14,6 @@ from redblue import Mask, RedblueError
 from redblue.cli.main import app
 from redblue.cli.mask import EPILOG, describe
 from redblue.masks.names import parse
-from redblue.masks.patterns.census import census
 from redblue.masks.picture import chart, even_edge, shaded
 from support.examples import examples
 from support.mask_oracle import compositions
@@ -27,23 +26,6 @@ def run(*arguments: str):
 
 
 # The census ---------------------------------------------------------------------------------------
-
-
-@examples(150)
-@given(st.data(), st.integers(1, 150), SIZES, st.integers(1, 160), st.integers(1, 22))
-def test_every_tile_is_counted(data, n_q, n_k, rows, cols):
-    mask, dense = data.draw(compositions(n_q, n_k, most=3))
-    result = census(mask.rule.pattern(n_q, n_k), rows, cols)
-    tiles = {}
-    for i in range(0, n_q, rows):
-        for j in range(0, n_k, cols):
-            tile = dense[i : i + rows, j : j + cols]
-            tiles[i // rows, j // cols] = int(tile.sum()), tile.size
-    live = {place: counts for place, counts in tiles.items() if counts[0]}
-    assert dict(zip(zip(*result[:2], strict=True), zip(*result[2:4], strict=True), strict=True)) == live
-    full = sum(pairs == area for pairs, area in live.values())
-    assert (result.tiles, result.empty) == (len(tiles), len(tiles) - len(live))
-    assert (result.full, result.partial) == (full, len(live) - full)
 
 
 def test_a_million_tokens_cost_what_their_tiles_cost():

@@ -12,7 +12,6 @@ from redblue.base.errors import RedblueError
 from redblue.studies.training import corpora, listops, packages, pathfinder, texts
 from redblue.studies.training.attentions import gathered, masked
 from redblue.studies.training.names import REDBLUE, SDPA
-from redblue.studies.training.parts import sparse
 
 
 def evaluated(symbols):
@@ -149,7 +148,7 @@ def test_packed_and_padded_batches_hold_the_same_bytes():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-# Graphs and sparse masks -------------------------------------------------------------------------
+# Graphs and attention by gathers -----------------------------------------------------------------
 
 STATUS = """\
 Package: aa
@@ -200,10 +199,3 @@ def test_gather_and_scatter_equals_a_dense_mask():
         torch.testing.assert_close(ours, theirs)
         for a, b in zip(mine, torch.autograd.grad((theirs * weight).sum(), x), strict=True):
             torch.testing.assert_close(a, b)
-
-
-def test_sparse_masks_are_about_equally_dense():
-    by_name = sparse.masks(512, 32)
-    densities = {name: mask.density(512, 512) for name, mask in by_name.items()}
-    assert densities["block-sparse"] < 0.6
-    assert all(abs(each / densities["block-sparse"] - 1) < 0.2 for each in densities.values()), densities
