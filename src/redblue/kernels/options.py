@@ -9,10 +9,10 @@ these three.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
-from redblue.base.dtypes import COMPUTED
+from redblue.base.dtypes import COMPUTED, DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.kernels.cpu.call import Array, Sizes
@@ -20,6 +20,8 @@ from redblue.kernels.mask_argument import OPEN, MaskArgument
 from redblue.kernels.positions import HEADER_SIZE, positions_of
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
+
+Memory = tuple[int, tuple[int, ...], str]  # an array's address, its strides in elements, and the name of its type
 
 
 class CommonArguments(TypedDict, total=False):
@@ -157,6 +159,24 @@ class Options(NamedTuple):
             check_size("softcap", softcap)
             check_size("scale / softcap", scale / softcap)
         return {"scale": scale, "softcap": softcap, "dropout": self.dropout}
+
+    def core_arguments(
+        self, sizes: Sizes, arrays: Mapping[str, Any], memory_of: Callable[[Any], Memory]
+    ) -> dict[str, Any]:
+        """The numbers, the seed and the arrays as keyword arguments of the compiled core's call.
+
+        arrays: the options in ARRAYS that the pass reads, each expanded to its ArrayOption.shape. memory_of: maps such
+        an array to its memory.
+        """
+        arguments: dict[str, Any] = self.numbers(sizes)
+        if self.seed is not None:
+            arguments["seed"] = int(self.seed) % 2**64
+        for name, x in arrays.items():
+            rules, (address, strides, dtype) = ARRAYS[name], memory_of(x)
+            arguments[name] = rules.as_core_array(address, strides, sizes)
+            if rules.own_type:
+                arguments[f"{name}_number"] = DTYPE_CODES[dtype]
+        return arguments
 
 
 class ArrayOption(NamedTuple):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from redblue.base.cpus import usable_cpus
-from redblue.base.dtypes import DTYPE_CODES, sum_dtype
+from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.arrays import described, element_strides
+from redblue.kernels.cpu.arrays import array_memory, described, type_name
 from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart, per_head
 from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked
 from redblue.kernels.positions import check_places, packed
@@ -116,12 +115,6 @@ class GradientArrays(NamedTuple):
     dbias: np.ndarray | None = None
 
 
-@lru_cache(maxsize=64)
-def _name_of(dtype: np.dtype) -> str:
-    """The name of a type, which NumPy takes 5 us to find."""
-    return dtype.name
-
-
 def _expanded_to(lead: tuple[int, ...], x: np.ndarray) -> np.ndarray:
     """Broadcast all but the last two dimensions of x to `lead`. np.broadcast_to takes 5 us, which tiny calls feel."""
     return x if x.shape[:-2] == lead else np.broadcast_to(x, (*lead, *x.shape[-2:]))
@@ -140,7 +133,7 @@ class NumpyCall:
             k, v = (_ungrouped(q, x) for x in (k, v))
         self.sizes = sizes = check_shapes(q.shape, k.shape, v.shape)
         check_widths_on_cpu(sizes)
-        self.dtype = check_dtypes({name: _name_of(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))})
+        self.dtype = check_dtypes({name: type_name(x.dtype) for name, x in (("q", q), ("k", k), ("v", v))})
         self.sum_dtype = np.dtype(sum_dtype(self.dtype))
         if options.dropout and options.seed is None:
             raise RedblueError(
@@ -167,18 +160,12 @@ class NumpyCall:
     def arguments(self, direction: str, lse: np.ndarray | None = None, bias_gradient: bool = False) -> dict[str, Any]:
         """The keyword arguments of the core's call."""
         options, sizes = self.options, self.sizes
-        arguments: dict[str, Any] = {
-            "mask": attended(options.mask, sizes, self.dtype, direction, bias_gradient, options.schedule, lse),
-            "schedule": options.schedule,
-            "seed": (options.seed or 0) % 2**64,
-            "threads": default_threads(),
-            **options.numbers(sizes),
-        }
-        for name, rules, x in options.present_arrays():
-            if direction == "forward" or rules.backward:
-                arguments[name] = rules.as_core_array(x.ctypes.data, element_strides(x), sizes)
-            if rules.own_type:
-                arguments[f"{name}_number"] = DTYPE_CODES[x.dtype.name]
+        forward = direction == "forward"
+        arrays = {name: x for name, rules, x in options.present_arrays() if forward or rules.backward}
+        arguments = options.core_arguments(sizes, arrays, array_memory)
+        arguments["mask"] = attended(options.mask, sizes, self.dtype, direction, bias_gradient, options.schedule, lse)
+        arguments["threads"] = default_threads()
+        arguments["schedule"] = options.schedule
         return arguments
 
     def sums(self) -> np.ndarray:

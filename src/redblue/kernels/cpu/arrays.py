@@ -1,18 +1,41 @@
-"""Descriptions of NumPy arrays for the compiled core: an address and strides in elements."""
+"""Descriptions of arrays for the compiled core: an address, strides in elements, and the name of a number type."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array
+from redblue.kernels.options import Memory
 
 
 def described(array: np.ndarray) -> Array:
     """The array's address and strides. Raises RedblueError if a stride is not a whole number of elements."""
     return Array(array.ctypes.data, element_strides(array))
+
+
+def array_memory(array: np.ndarray) -> Memory:
+    """The memory of a NumPy array. Raises RedblueError if a stride is not a whole number of elements."""
+    return array.ctypes.data, element_strides(array), type_name(array.dtype)
+
+
+def tensor_memory(tensor: Any) -> Memory:
+    """The memory of a PyTorch tensor."""
+    return tensor.data_ptr(), tensor.stride(), _tensor_type_name(tensor.dtype)
+
+
+_tensor_type_name = lru_cache(maxsize=64)(dtype_name)
+
+
+@lru_cache(maxsize=64)
+def type_name(dtype: np.dtype) -> str:
+    """The name of a NumPy type, which NumPy takes 5 us to find."""
+    return dtype.name
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...]:

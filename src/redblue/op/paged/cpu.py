@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from redblue.base.dtypes import DTYPE_CODES, dtype_name, sum_dtype
+from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import paged
-from redblue.kernels.cpu.arrays import element_strides
+from redblue.kernels.cpu.arrays import array_memory, tensor_memory
 from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.options import Memory
 from redblue.op import api
 from redblue.op.paged.call import PagedCall
-
-Memory = tuple[int, tuple[int, ...]]  # an address, and strides in elements
 
 
 class Ready(NamedTuple):
@@ -39,8 +39,8 @@ def ready(call: PagedCall, q: Any, **changed: Any) -> Ready:
     out, lse = (call.shape, call.q.dtype), (call.shape[:-1], library.dtype(sum_dtype(dtype)))
     if not sizes.kv_heads or not call.sequences.total:
         return Ready(None, None, library, out, lse, None)
-    memory_of = _tensor_memory if api.is_torch(call.q) else _array_memory
-    (address, of_q), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
+    memory_of = _memory_of(call.q)
+    (address, of_q, _), k, v = memory_of(call.q), memory_of(call.k), memory_of(call.v)
     arguments, held = _options(call, dtype)
     core_call = paged.call_of(
         sizes,
@@ -77,18 +77,12 @@ def run(made: Ready, q: Any, k: Any, v: Any, wants_lse: bool = True) -> tuple[An
 
 def _options(call: PagedCall, dtype: str) -> tuple[dict[str, Any], list[Any]]:
     """The options in the form for the core, and the memory that they point into."""
-    sizes, options, sums, held = call.sizes, call.options, sum_dtype(dtype), []
-    arguments: dict[str, Any] = options.numbers(sizes)
-    for name, rules, x in options.present_arrays():
+    arrays = {}
+    for name, rules, x in call.options.present_arrays():
         if not rules.own_type:
-            x = _converted(x, sums)
-        x = _broadcast(x, rules.shape(sizes))
-        held.append(x)
-        address, strides = (_tensor_memory if api.is_torch(x) else _array_memory)(x)
-        arguments[name] = rules.as_core_array(address, strides, sizes)
-        if rules.own_type:
-            arguments[f"{name}_number"] = DTYPE_CODES[dtype_name(x.dtype)]
-    return arguments, held
+            x = _converted(x, sum_dtype(dtype))
+        arrays[name] = _broadcast(x, rules.shape(call.sizes))
+    return call.options.core_arguments(call.sizes, arrays, _memory_of(call.q)), list(arrays.values())
 
 
 def _sequences(call: PagedCall) -> _core.Sequences:
@@ -135,17 +129,14 @@ def _library_of(x: Any) -> _Library:
     return _Library(torch.empty, torch.Tensor.data_ptr, lambda name: getattr(torch, name))
 
 
-def _tensor_memory(x: Any) -> Memory:
-    return x.data_ptr(), x.stride()
-
-
-def _array_memory(x: Any) -> Memory:
-    return x.ctypes.data, element_strides(x)
+def _memory_of(x: Any) -> Callable[[Any], Memory]:
+    """The function that returns the memory of an array of x's library."""
+    return tensor_memory if api.is_torch(x) else array_memory
 
 
 def _heads_second(x: Memory) -> Array:
     """Pages (pages, page, heads, width) as (pages, heads, page, width)."""
-    address, (a, b, c, d) = x
+    address, (a, b, c, d), _ = x
     return Array(address, (a, c, b, d))
 
 

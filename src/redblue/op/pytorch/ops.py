@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redblue.base.dtypes import DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.cpu.arrays import tensor_memory
 from redblue.kernels.cpu.call import Attended, Sizes
 from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart
 from redblue.kernels.gpu.versions import check_triton
@@ -64,22 +64,12 @@ def _arguments(
     check_numbers(options)
     sizes = call.sizes
     checks.check_widths_on_cpu(sizes)
-    arguments: dict[str, Any] = options.numbers(sizes)
+    if options.positions is not None:
+        check_places(arrays["positions"].numpy(), sizes)
+    arguments = options.core_arguments(sizes, arrays, tensor_memory)
     arguments["mask"] = _attended(call, options, lse, bias_grad)
     arguments["threads"] = torch.get_num_threads()
     arguments["schedule"] = options.schedule
-    for name, rules, dtype, _, _ in call.arrays:
-        x = arrays.get(name)  # None: this pass does not read it
-        if x is not None:
-            arguments[name] = rules.as_core_array(x.data_ptr(), x.stride(), sizes)
-            if rules.places:
-                check_places(x.numpy(), sizes)
-            if rules.own_type:
-                arguments[f"{name}_number"] = DTYPE_CODES[dtype]
-    if options.seed is None:
-        arguments["dropout"] = 0.0
-    else:
-        arguments["seed"] = int(options.seed.item()) % 2**64
     return arguments
 
 
