@@ -1,5 +1,5 @@
 """Measurements: run each as a module from the repository's root, such as `python -m benchmarks.cpu.attention`.
 
-The headings of docs/results/README.md name the module that measures each table. Each module explains its
+The first line of each section in docs/results names the command that measures the section. Each module explains its
 measurement under `--help`. common/ holds the code that all benchmarks share.
 """

@@ -152,7 +152,7 @@ def medians(results: list[Any]) -> Any:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """All figures as Markdown, for the page of results."""
+    """All figures as Markdown, for docs/results/threads.md."""
     head = [f"{pause} ms" for pause in PAUSES_MS]
     lines = [f"| neighbour | shape | contender | loop, us | {' | '.join(head)} |", "|---" * (4 + len(head)) + "|"]
     for beside, contenders in results.items():

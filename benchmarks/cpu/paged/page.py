@@ -1,4 +1,4 @@
-"""The results as Markdown, for the page of results, and as a figure."""
+"""The results as Markdown, for docs/results/paged.md, and as a figure."""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ attention as graph libraries write it. The row of documents has documents of 128
 separate from the others.
 
 The requirements were set for Zen 5, the CPU of [the operator's
-results](README.md#the-operator-beside-its-peers-make-bench). Its vector units are twice as wide as those of this
+results](operator.md#the-operator-beside-its-peers). Its vector units are twice as wide as those of this
 page's CPU. Compare ratios within one page only. The [notes on the stored
-run](README.md#notes-on-the-experiment-training) say which of its times are usable.
+run](models.md#notes-on-the-experiment-training) say which of its times are usable.
 """
 
 EXPERIMENT = Experiment(
