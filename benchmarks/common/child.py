@@ -31,15 +31,15 @@ class Server:
         self.make = make
         self.run: Callable[[], Any] | None = None
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if asked["do"] == "time":
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "time":
             assert self.run is not None
-            return {"result": getattr(timing, asked["how"])(self.run, *asked["arguments"])}
+            return {"result": getattr(timing, request["how"])(self.run, *request["arguments"])}
         self.run = None
-        if asked["do"] == "load":
+        if request["do"] == "load":
             try:
-                self.run = self.make(asked["call"])
-                torch.save(self.run(), asked["results"])
+                self.run = self.make(request["call"])
+                torch.save(self.run(), request["results"])
             except Exception as failure:  # the peer is omitted, with its exception as the reason
                 self.run = None
                 return {"refused" if isinstance(failure, Refused) else "failed": why(failure)}

@@ -129,10 +129,10 @@ class Other:
         code = self.process.returncode
         errors = _opened(self.errors)
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-        said = said or [str(signal.strsignal(-code)) if code and code < 0 else "it said nothing"]
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+        lines = lines or [str(signal.strsignal(-code)) if code and code < 0 else "it said nothing"]
         self.close()
-        return PeerFailed(self.peer, f"its process ended: {said[-1]}")
+        return PeerFailed(self.peer, f"its process ended: {lines[-1]}")
 
 
 def started(pythons: Mapping[str, Path], module: str) -> tuple[list[Other], dict[str, str]]:

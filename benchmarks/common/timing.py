@@ -84,12 +84,12 @@ def race(
     previous one. The race stops early if `seconds` have passed and at least MIN_ROUNDS rounds are complete.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
-    turns = list(contenders.items())
+    order = list(contenders.items())
     start = time.perf_counter()
     for number in range(-warm_ups, rounds):
         if number >= MIN_ROUNDS and time.perf_counter() - start > seconds:
             break
-        for name, measured in turns[::-1] if number % 2 else turns:
+        for name, measured in order[::-1] if number % 2 else order:
             value = measured()
             if number >= 0:
                 results[name].append(value)

@@ -127,10 +127,10 @@ class Runner:
         self.kept.add(point)
         self.kept.write(self.path)
         if point.seconds:
-            said = amount(point, medians({"": point.seconds})[""], self.kept)[0]
+            text = amount(point, medians({"": point.seconds})[""], self.kept)[0]
         else:
-            said = f"{'WRONG: ' * point.wrong}{point.refused}"
-        self.console.print(f"{point.call.title}: {point.contender} {said}", highlight=False)
+            text = f"{'WRONG: ' * point.wrong}{point.refused}"
+        self.console.print(f"{point.call.title}: {point.contender} {text}", highlight=False)
 
     def _peak(self, dtype: str) -> None:
         if dtype not in self.peaks:

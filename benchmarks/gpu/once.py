@@ -285,10 +285,10 @@ class Outcomes:
         text = ",\n".join(json.dumps(asdict(each)) for each in self.all)
         replace_whole(self.path, lambda draft: draft.write_text(f"[\n{text}\n]\n", encoding="utf-8"))
         worst = max(outcome.errors.values(), default=0.0)
-        said = outcome.failure or "; ".join(outcome.faults) or f"right, {worst:.1e}, {outcome.seconds:.1f} s"
+        verdict = outcome.failure or "; ".join(outcome.faults) or f"right, {worst:.1e}, {outcome.seconds:.1f} s"
         tool = "" if outcome.tool == "none" else f" under {outcome.tool}"
         self.console.print(
-            f"{outcome.case.title}{tool}: {said}", style=None if outcome.right else "red", highlight=False
+            f"{outcome.case.title}{tool}: {verdict}", style=None if outcome.right else "red", highlight=False
         )
 
 
@@ -428,8 +428,8 @@ def summarized(todo: list[Case], kept: Outcomes) -> bool:
     watched, wrong = len(kept.all) - len(ran), sum(not outcome.right for outcome in kept.all)
     if missing := [case.title for case in todo if case not in ran]:
         kept.console.print(f"not run, because the time was over: {'; '.join(missing)}", style="yellow", highlight=False)
-    said = f"{len(ran)} of {len(todo)} calls, {watched} watched for bad accesses"
-    kept.console.print(f"{said}; {wrong} wrong", highlight=False)
+    counts = f"{len(ran)} of {len(todo)} calls, {watched} watched for bad accesses"
+    kept.console.print(f"{counts}; {wrong} wrong", highlight=False)
     return bool(wrong)
 
 

@@ -51,8 +51,8 @@ def show(kept: Kept, console: Console) -> None:
         name = "" if point.call == last else point.call.title
         last = point.call
         if point.refused:
-            said = f"{point.contender}: {'WRONG: ' * point.wrong}{point.refused}"[:MAX_SHOWN]
-            rates.add_row(name, said, style="red" if point.wrong else "dim")
+            text = f"{point.contender}: {'WRONG: ' * point.wrong}{point.refused}"[:MAX_SHOWN]
+            rates.add_row(name, text, style="red" if point.wrong else "dim")
             continue
         rate, share = amount(point, times[point.call][point.contender], kept)
         rates.add_row(name, point.contender, rate, share, f"{max(point.errors):.1e}")

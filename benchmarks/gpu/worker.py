@@ -137,13 +137,13 @@ def ignore_interrupts() -> None:
 
 
 def _outcome(made: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             return "done", getattr(made, method)(*arguments)
         except Exception as failure:  # no failure of a contender may end the run
             wrong = isinstance(failure, Red)
-            return "failed", (reason_of(failure, said), not wrong and not is_final(failure), wrong)
+            return "failed", (reason_of(failure, caught), not wrong and not is_final(failure), wrong)
 
 
 def _device_gone() -> str:

@@ -51,7 +51,7 @@ class Queue:
         kind = NFNL_SUBSYS_QUEUE << 8 | message
         self.socket.send(HEADERS.pack(HEADERS.size + len(body), kind, 1, 0, 0, socket.AF_INET, 0, 0) + body)
 
-    def turn(self, seconds: float) -> None:
+    def update(self, seconds: float) -> None:
         """Receive notices of new packets, and release the packets that have waited for `seconds`."""
         last, now = None, time.monotonic()
         with suppress(BlockingIOError):
@@ -75,7 +75,7 @@ def main(milliseconds: str, *namespaces: str) -> None:
     print("ready", flush=True)
     while True:
         for queue in queues:
-            queue.turn(float(milliseconds) / 1000)
+            queue.update(float(milliseconds) / 1000)
         time.sleep(TICK_SECONDS)
 
 

@@ -150,7 +150,8 @@ ELSEWHERE = {
     *("list_memories", "list_models", "measure_callable", "this_machine"),
     *("register_schedule", "unregister_schedule"),  # tests/lab/test_registration.py
     "__version__",
-    *("COMPUTE", "DELETE", "LOAD", "STORE", "Found", "Game", "GraphBound", "Progress", "Saved", "Solution", "Verdict"),
+    *("COMPUTE", "DELETE", "LOAD", "STORE", "Game", "GraphBound", "HeuristicGame", "Progress", "Saved", "Solution"),
+    "Verdict",
     *("save_game", "write_game", "COLUMNS", "GRAMMAR", "Axis", "Row", "Sweep", "draw", "write"),
 }
 

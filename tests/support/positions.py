@@ -75,8 +75,8 @@ class Block(NamedTuple):
 
 def block(queries: str, keys: str, heads: str = "all heads", dtype: Any = np.float64) -> Block:
     """The block with these rows and keys, of random numbers."""
-    rows, columns, key_heads = PLACEMENTS[queries](N_Q), PLACEMENTS[keys](N_K), KEY_HEADS[heads]
-    first, stop, _ = key_heads.indices(KV_HEADS)
+    rows, columns, kv_heads = PLACEMENTS[queries](N_Q), PLACEMENTS[keys](N_K), KEY_HEADS[heads]
+    first, stop, _ = kv_heads.indices(KV_HEADS)
     group = HEADS // KV_HEADS
     own = slice(first * group, stop * group)
     rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ from .constructors import (
 from .drawing.player import render, strip, write_game
 from .game_files import Saved, read_game, save_game
 from .graph import Graph, GraphError, from_edges, from_networkx
-from .heuristics import Found, heuristic
+from .heuristics import HeuristicGame, heuristic
 from .moves import COMPUTE, DELETE, LOAD, STORE, Game, Move
 from .names import graph_named
 from .referee import IllegalMove, Unfinished, Verdict, check
@@ -28,12 +28,12 @@ __all__ = [
     "DELETE",
     "LOAD",
     "STORE",
-    "Found",
     "Further",
     "Game",
     "Graph",
     "GraphBound",
     "GraphError",
+    "HeuristicGame",
     "IllegalMove",
     "Move",
     "Progress",

@@ -48,7 +48,7 @@ EVICTIONS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class HeuristicGame:
     """A legal game, checked by the referee, without a proof that no game is cheaper.
 
     order, eviction: names of the order of computing and of the eviction that gave this game. tried: games compared.
@@ -84,7 +84,9 @@ class _Attempt(NamedTuple):
 
 
 @checked_arguments
-def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries: int = 3000, seed: int = 0) -> Found:
+def heuristic(
+    graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries: int = 3000, seed: int = 0
+) -> HeuristicGame:
     """Search for a cheap game: play every order of computing with several evictions, then improve the best order.
 
     tries: number of tries of the local search. Each try moves one node of the best order to another place, and the new
@@ -109,7 +111,7 @@ def heuristic(graph: Graph, red: int, rules: str | Rules = "red-blue", *, tries:
     assert best is not None
     moves = deepen(graph, best.moves, rules)
     verdict = check(graph, moves, red, rules)
-    return Found(graph, red, rules, verdict.cost, moves, best.name, best.eviction, tried, verdict)
+    return HeuristicGame(graph, red, rules, verdict.cost, moves, best.name, best.eviction, tried, verdict)
 
 
 def _attempts(graph: Graph, red: int, rules: Rules, tries: int, draw: np.random.Generator) -> Iterator[_Attempt]:

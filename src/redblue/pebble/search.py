@@ -101,19 +101,19 @@ def search(
         return True
 
     limits = _core.PebbleLimits(seconds=seconds, bytes=memory_bytes, beam=beam, symmetries=MAX_SYMMETRIES)
-    found = _core.search_pebbles(board_of(graph, (red,), rules), costs, limits, keep_on)
-    if found.cost >= 0:
-        moves = Game.from_arrays(found.kinds, found.nodes, found.parents)
-        cost = _by_rules(found.cost, unit)
+    result = _core.search_pebbles(board_of(graph, (red,), rules), costs, limits, keep_on)
+    if result.cost >= 0:
+        moves = Game.from_arrays(result.kinds, result.nodes, result.parents)
+        cost = _by_rules(result.cost, unit)
     else:
         moves = _first_game(graph, rules)
         cost = check(graph, moves, red, rules).cost
     return Solution(
         cost=cost,
         moves=moves,
-        optimal=found.proved,
-        lower_bound=_by_rules(found.lower_bound, unit),
-        nodes=found.expanded,
+        optimal=result.proved,
+        lower_bound=_by_rules(result.lower_bound, unit),
+        nodes=result.expanded,
         seconds=time.perf_counter() - start,
     )
 

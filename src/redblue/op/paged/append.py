@@ -70,8 +70,8 @@ class Places(NamedTuple):
         caches = k_pages, v_pages
         separate = copies_outside((k, v), caches)
         writes = zip(self.targets, (k, v), separate, caches, strict=False)  # one target if values are columns of keys
-        for target, given, x, cache in writes:
-            if x is not given:  # a copy has strides of its own
+        for target, original, x, cache in writes:
+            if x is not original:  # a copy has strides of its own
                 target = _target(self.pages, self.rows, len(self.pages), x, cache)
             if not target.is_packed:
                 x = x.reshape(target.packed)

@@ -22,7 +22,7 @@ class Words(NamedTuple):
 def words(c: Layout) -> Words:
     """The words of the schedule on a layout whose mask is full; the forward or the backward pass."""
     backward = c.problem.direction == "backward"
-    asked = ("q", "dout", "lse", "delta") if backward else ("q",)
+    inputs = ("q", "dout", "lse", "delta") if backward else ("q",)
     results = ("dq",) if backward else ("out", "lse")
     own, own_keys = np.array(c.queries.lengths), np.array(c.keys.lengths)
     grid = c.grid
@@ -31,14 +31,14 @@ def words(c: Layout) -> Words:
     keys = np.bincount(col, own_keys, grid.cols).astype(np.int64)[col]  # keys of a process's column
     node = np.bincount(row * grid.cols + col, own_keys, grid.rows * grid.cols).astype(np.int64).reshape(grid.rows, -1)
     before, after = (node[(row + i) % grid.rows, col] for i in (-1, 1))
-    asked_width = sum(c.width(array, grid.head_parts) for array in asked)
+    input_width = sum(c.width(array, grid.head_parts) for array in inputs)
     result_width = sum(c.width(array, grid.head_parts) for array in results)
     key_width = sum(c.width(array, c.kv_parts) for array in ("k", "v"))
     row_makers, col_makers = grid.cols * grid.head_parts - 1, grid.rows * grid.head_parts - 1
     ring = c.travel == "ring"
 
-    sent = own * row_makers * asked_width + (queries - own) * result_width
-    received = (queries - own) * asked_width + own * row_makers * result_width
+    sent = own * row_makers * input_width + (queries - own) * result_width
+    received = (queries - own) * input_width + own * row_makers * result_width
     # Keys reach every other process of the column once; the gradients of the keys take the same routes in reverse.
     by_ring = own_keys * (grid.head_parts - 1) + (keys - after if grid.rows > 1 else 0)
     sent = sent + (by_ring if ring else own_keys * col_makers) * key_width

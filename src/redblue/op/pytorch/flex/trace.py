@@ -90,8 +90,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     if not func._schema.is_mutable:
         return []
     rules = func._schema.arguments
-    given = [*zip(rules, args, strict=False), *((rule, kwargs.get(rule.name)) for rule in rules)]
-    written = [x for rule, x in given if rule.alias_info is not None and rule.alias_info.is_write]
+    arguments = [*zip(rules, args, strict=False), *((rule, kwargs.get(rule.name)) for rule in rules)]
+    written = [x for rule, x in arguments if rule.alias_info is not None and rule.alias_info.is_write]
     return [x for x in tree_leaves(written) if isinstance(x, Tensor)]
 
 
