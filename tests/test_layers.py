@@ -90,6 +90,13 @@ def test_nothing_inside_pebble_imports_its_public_names(graph):
     assert not [name for name in importers if name.startswith("redblue.pebble.")]
 
 
+def test_kernels_of_gpus_and_of_the_cpu_do_not_import_each_other(graph):
+    """Not even through other modules: planning for a GPU must not load the planner of the CPU."""
+    for one, other in (("cpu", "gpu"), ("gpu", "cpu")):
+        chains = graph.find_shortest_chains(f"redblue.kernels.{one}", f"redblue.kernels.{other}", as_packages=True)
+        assert chains == set()
+
+
 def top_level_modules() -> set[str]:
     """Return the names of the package's own modules and packages, as an import would find them."""
     files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}

@@ -28,10 +28,11 @@ from redblue.base.dtypes import COMPUTED, DTYPE_CODES, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import mask_form
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 
 
-def listed(rng: np.random.Generator, sizes: cpu.Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
+def listed(rng: np.random.Generator, sizes: Sizes, lanes: int, bias_gradient: bool) -> cpu.Attended:
     """A random mask, shared by all batch entries or one per entry, as runs of keys or as pairs."""
     shape = (sizes.lead[0], 1) if rng.random() < 0.3 else ()
     mask = Mask.from_dense(rng.random((*shape, sizes.n_q, sizes.n_k)) < rng.choice([0.01, 0.1, 0.6, 1.0]))
@@ -70,7 +71,7 @@ def one_call(seed: int, number: int) -> str:
     first = -n_q if rng.random() < 0.5 else int(rng.integers(-n_q - 3, n_k + 4))
     end = n_k + 1 if rng.random() < 0.5 else first + int(rng.integers(1, n_q + n_k + 2))
     mask = cpu.Attended(first, end)
-    sizes = cpu.Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
+    sizes = Sizes((lead,), kv_heads, group, n_q, n_k, d, d_v)
     if rng.random() < 0.5:
         mask = listed(rng, sizes, row.lanes(DTYPE_CODES[dtype]), dbias is not None)
     tile = None

@@ -9,6 +9,7 @@ from redblue.base.dtypes import COMPUTED, DTYPE_CODES, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu import paged
+from redblue.kernels.sizes import Sizes
 
 GARBAGE = (-1, -(2**63), 2**62, 10**9)  # entries of a table that no key needs
 
@@ -69,7 +70,7 @@ def paged_call(rng: np.random.Generator) -> str:
         newest if tree else 0,
         prefix,
     )
-    sizes = cpu.Sizes((batch,), kv_heads, group, each if same else 1, longest, d, d_v)
+    sizes = Sizes((batch,), kv_heads, group, each if same else 1, longest, d, d_v)
     tile = cpu.Tile(int(rng.integers(1, 200)), int(rng.integers(1, 200))) if rng.random() < 0.6 else None
     options = {
         "scale": float(rng.choice([0.3, -0.2, 0.0, 1.0])),

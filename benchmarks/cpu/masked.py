@@ -21,6 +21,7 @@ from benchmarks.common.timing import Spread, race, rate, ratio, seconds_of, with
 from redblue import Mask
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import mask_form
+from redblue.kernels.sizes import Sizes
 
 N, D, HEADS = 8192, 64, 4
 CHECKED_N = 1024
@@ -246,7 +247,7 @@ def choice(density: float, bench: Any) -> Row:
         runs[f"{name}, tiles"], runs[f"{name}, pairs"] = _forced(run, False), _forced(run, True)
     rates = timed(bench, runs)
     figures = []
-    sizes = mask_form.cpu.Sizes((1,), 1, 1, n, n, D, D)
+    sizes = Sizes((1,), 1, 1, n, n, D, D)
     lanes = mask_form.cpu.isa().lanes(DTYPE_CODES["float32"])
     for name in passes:
         planned = "pairs" if mask_form.gathers(mask, sizes, lanes, name) else "tiles"

@@ -11,7 +11,8 @@ from benchmarks.common.timing import THREADS, best_of, race, rate, seconds_of
 from benchmarks.cpu.calls import Call, inputs
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
-from redblue.kernels.cpu.call import Sizes, Tile
+from redblue.kernels.cpu.call import Tile
+from redblue.kernels.sizes import Sizes
 
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32)  # in kernel panels
 COLS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 22, 43)  # in units of 48 keys; the last covers all 2048 keys

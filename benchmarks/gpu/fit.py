@@ -162,9 +162,9 @@ def compiled(case: Case) -> Row:
 
 def _dense(case: Case, card: Any) -> tuple[Any, Any]:
     """The launch planned for the case, and a function that returns its runs."""
-    from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan
+    from redblue.kernels.sizes import Sizes
 
     sizes = Sizes((BATCH,), HEADS, 1, N, N, case.d, case.d)
     names = (name in case.options.split() for name in ("bias", "dropout", "softcap", "documents"))
@@ -175,9 +175,9 @@ def _dense(case: Case, card: Any) -> tuple[Any, Any]:
 
 def _paged(case: Case, card: Any) -> tuple[Any, Any]:
     """As _dense, for attention_paged."""
-    from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.launch import PlanOptions
     from redblue.kernels.gpu.planning import fit, plan
+    from redblue.kernels.sizes import Sizes
 
     d, d_v, group, rows = PAGED[case.options]
     words = case.options.split()

@@ -26,10 +26,10 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.options import chosen, parser_of
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper.backward import backward
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.sizes import Sizes
 from redblue.schedules.flash_onepass import BackwardTiles
 
 LIMIT = 25.0  # seconds of a process

@@ -39,8 +39,8 @@ def main(places: list[Place], kernels: Path, profiler: Any = torch.cuda.profiler
     """Make each launch twice, the second time between start and stop; write the number of kernels of each launch."""
     from benchmarks.small_cache.crossing import Row, problem
     from benchmarks.small_cache.device import card_with, planned  # that module imports this file
-    from redblue.kernels.cpu.call import Sizes
     from redblue.kernels.gpu.table import KERNELS
+    from redblue.kernels.sizes import Sizes
     from redblue.meter.gpu_calls import task_of
 
     launched = []

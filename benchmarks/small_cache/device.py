@@ -30,10 +30,10 @@ from benchmarks.small_cache.bytes import bytes_of
 from benchmarks.small_cache.crossing import DIRECTIONS, DTYPE, HEADS, SCHEDULES, WORD_BYTES, N, Row
 from redblue import schedules
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import Card, card_of, planning_for
 from redblue.kernels.gpu.planning.plan import Launch, plan
+from redblue.kernels.sizes import Sizes
 from redblue.meter.gpu_calls import task_of
 from redblue.op.pytorch import gpu, ops
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.wide.jobs import DTYPE, Job
-from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.spilled.tma import launches
+from redblue.kernels.sizes import SUMS, Sizes, array_forms
 
 
 def tensors(job: Job, device: str, n: int, heads: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Array:
     def strides(self) -> tuple[int, ...]: ...
 
 class Sizes:
-    """The sizes of a call. The fields are those of redblue.kernels.cpu.call.Sizes."""
+    """The sizes of a call. The fields are those of redblue.kernels.sizes.Sizes."""
 
     def __init__(
         self, lead: Sequence[int], kv_heads: int, group: int, n_q: int, n_k: int, d: int, d_v: int

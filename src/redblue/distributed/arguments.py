@@ -12,7 +12,7 @@ from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.distributed.agreement import Shard, digest_of_array, digest_of_mask, digest_of_placement
 from redblue.distributed.dtensors import is_distributed, local_parts
-from redblue.kernels.cpu.mask_form import check_lead
+from redblue.kernels.mask_planes import check_lead
 from redblue.kernels.options import (
     ARRAYS,
     DistributedArguments,

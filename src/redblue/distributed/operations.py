@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redblue.kernels.cpu.mask_form import per_head
+from redblue.kernels.mask_planes import per_head
 from redblue.kernels.options import Options
 from redblue.kernels.positions import Positions
 from redblue.machine.network import Shape, row_index

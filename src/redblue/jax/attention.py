@@ -10,9 +10,9 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.jax.kernels import RANKS, Static
 from redblue.jax.masks import name_of
-from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.cpu.mask_form import check_lead, per_head
+from redblue.kernels.mask_planes import check_lead, per_head
 from redblue.kernels.options import ARRAYS, JaxArguments, Options, check_array, checked
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu

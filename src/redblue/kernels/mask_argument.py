@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 
 
 class MaskArgument(NamedTuple):

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypedDict
 from redblue.base.dtypes import COMPUTED, DTYPE_CODES
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.kernels.cpu.call import Array, Sizes
+from redblue.compiled import _core
 from redblue.kernels.mask_argument import OPEN, MaskArgument
 from redblue.kernels.positions import HEADER_SIZE, positions_of
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
@@ -197,13 +198,14 @@ class ArrayOption(NamedTuple):
         lead = sizes.lead if self.lead else ()
         return (*lead, sizes.heads, *((sizes.n_q, sizes.n_k) if self.pairs else ()))
 
-    def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> Array:
+    def as_core_array(self, address: int, strides: Sequence[int], sizes: Sizes) -> _core.Array:
         """The array for the compiled core. strides: the strides of the array expanded to `shape`."""
         if self.pairs:
-            return Array(address, tuple(strides))
+            return _core.Array(address, tuple(strides))
         if self.lead:
-            return Array(address, (*strides, 0, 0))
-        return Array(address, (*[0] * (len(sizes.lead) + 1), *strides, 0))  # its only dimension lies along the rows
+            return _core.Array(address, (*strides, 0, 0))
+        leading = len(sizes.lead) + 1
+        return _core.Array(address, (*[0] * leading, *strides, 0))  # its only dimension lies along the rows
 
     @property
     def is_converted(self) -> bool:

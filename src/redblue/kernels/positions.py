@@ -13,7 +13,7 @@ import numpy as np
 
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 
 HEADER_SIZE = 4
 MAX_LENGTH = 2**31  # queries, and keys, of a whole problem

@@ -18,7 +18,9 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import dense_strides
-from redblue.kernels.cpu.mask_form import check_lead, in_pairs, in_tiles
+from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
+from redblue.kernels.mask_planes import check_lead
+from redblue.kernels.sizes import WRITTEN, Sizes, array_forms
 from redblue.kernels.table import kernels
 from redblue.lab import counts
 from redblue.masks.rules.bands import Window
@@ -120,11 +122,11 @@ def _tile_of(problem: Problem, schedule: str, tiles: Mapping[str, int], isa: _co
 
 def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], isa: _core.Isa, tile: cpu.AnyTile) -> KernelCall:
     p, number = problem, DTYPE_CODES[problem.dtype]
-    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
+    sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     regions: list[int | bytes] = []
 
     arrays = {}
-    for name, (shape, dtype) in cpu.array_forms(sizes, p.dtype, p.direction).items():
+    for name, (shape, dtype) in array_forms(sizes, p.dtype, p.direction).items():
         arrays[name] = Struct("Array", {"address": Region(len(regions)), "strides": dense_strides(shape)})
         regions.append(math.prod(shape) * BYTES_PER_WORD[dtype])
     call = Struct(
@@ -139,11 +141,11 @@ def _call(problem: Problem, schedule: str, tiles: Mapping[str, int], isa: _core.
             **arrays,
         },
     )
-    written = tuple(arrays[name].fields["address"].index for name in cpu.WRITTEN[p.direction])
+    written = tuple(arrays[name].fields["address"].index for name in WRITTEN[p.direction])
     return KernelCall(p, schedule, tiles, isa.name, f"attention_{p.direction}", tuple(regions), written, (call,))
 
 
-def _mask(problem: Problem, sizes: cpu.Sizes, lanes: int, schedule: str, regions: list[int | bytes]) -> dict[str, Any]:
+def _mask(problem: Problem, sizes: Sizes, lanes: int, schedule: str, regions: list[int | bytes]) -> dict[str, Any]:
     """The mask's fields of a _core.Call; the arrays that it points to become regions."""
     mask = problem.mask
     check_lead(mask, sizes)

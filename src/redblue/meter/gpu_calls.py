@@ -18,10 +18,10 @@ import torch
 from redblue import schedules
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning.plan import Launch, card_of, plan
 from redblue.kernels.gpu.table import KERNELS
+from redblue.kernels.sizes import SUMS, Sizes, array_forms
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem
 

@@ -12,7 +12,8 @@ from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import array_memory, described, type_name
-from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart, per_head
+from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart
+from redblue.kernels.mask_planes import per_head
 from redblue.kernels.options import Arguments, Options, check_array, check_gradients, checked
 from redblue.kernels.positions import check_places, packed
 from redblue.op.checks import check_dtypes, check_flag, check_shapes, check_widths_on_cpu

@@ -12,7 +12,8 @@ import numpy as np
 
 from redblue.base.dtypes import COMPUTED
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import MAX_D, MAX_LEAD, Sizes
+from redblue.kernels.cpu.call import MAX_D, MAX_LEAD
+from redblue.kernels.sizes import Sizes
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:

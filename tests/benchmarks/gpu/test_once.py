@@ -11,10 +11,10 @@ pytest.importorskip("triton")
 
 from benchmarks.gpu import once
 from benchmarks.gpu.worker import Failed, Late, Lost
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Run
 from redblue.kernels.gpu.planning import by_gluon, by_tma, hopper, one_pass
 from redblue.kernels.gpu.planning.card import Card
+from redblue.kernels.sizes import Sizes
 from support.examples import thorough
 
 

@@ -10,6 +10,7 @@ from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import in_pairs, in_tiles
+from redblue.kernels.sizes import Sizes
 from redblue.lab import reference
 from support.attention import drawn
 from support.drawn_calls import SPILL_TILES, TILES, TWO_PASS_TILES
@@ -46,7 +47,7 @@ def test_alibi_is_as_float64_says(isa, data):
     length, width = st.integers(1, 9) | st.sampled_from([33, 64, 97]), st.sampled_from([1, 3, 16, 40])
     n_q, n_k, d, d_v = draw(length), draw(length), draw(width), draw(width)
     kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    sizes = cpu.Sizes((2,), kv_heads, group, n_q, n_k, d, d_v)
+    sizes = Sizes((2,), kv_heads, group, n_q, n_k, d, d_v)
     heads = kv_heads * group
     shapes = (2, heads, n_q, d), (2, kv_heads, n_k, d), (2, kv_heads, n_k, d_v), (2, heads, n_q, d_v)
     arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
@@ -81,7 +82,7 @@ def test_alibi_in_16_bits_is_as_float64_says(isa, dtype, schedule):
     import ml_dtypes
 
     number = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
-    rng, sizes = np.random.default_rng(0), cpu.Sizes((1,), 1, 2, 50, 70, 16, 16)
+    rng, sizes = np.random.default_rng(0), Sizes((1,), 1, 2, 50, 70, 16, 16)
     arrays = [rng.standard_normal((1, h, n, 16)).astype(number) for h, n in ((2, 50), (1, 70), (1, 70), (2, 50))]
     slopes = np.array([0.5, 0.125], np.float32)
     results, _ = run(sizes, arrays, slopes, cpu.Attended(-50, 71), isa, schedule=schedule)
@@ -96,7 +97,7 @@ def test_alibi_in_16_bits_is_as_float64_says(isa, dtype, schedule):
 def test_where_slopes_are_steep_each_query_has_its_own_key_and_its_whole_gradient(isa):
     """Rounding errors of scores in the thousands change exponentials noticeably: both passes must round alike."""
     n = 70
-    rng, sizes = np.random.default_rng(1), cpu.Sizes((1,), 1, 1, n, n, 8, n)
+    rng, sizes = np.random.default_rng(1), Sizes((1,), 1, 1, n, n, 8, n)
     q, k = (1000 * rng.standard_normal((1, 1, n, 8)).astype(np.float32) for _ in range(2))
     v = dout = np.eye(n, dtype=np.float32)[None, None]
     slopes = np.array([1e9], np.float32)
@@ -114,7 +115,7 @@ def test_where_slopes_are_steep_each_query_has_its_own_key_and_its_whole_gradien
 
 
 def test_a_slope_of_zero_changes_nothing_and_slopes_count_no_words(isa):
-    rng, sizes = np.random.default_rng(2), cpu.Sizes((1,), 1, 2, 20, 30, 8, 8)
+    rng, sizes = np.random.default_rng(2), Sizes((1,), 1, 2, 20, 30, 8, 8)
     arrays = [rng.standard_normal((1, h, n, 8)).astype(np.float32) for h, n in ((2, 20), (1, 30), (1, 30), (2, 20))]
     mask = cpu.Attended(-20, 31)
     with_none, moved = run(sizes, arrays, np.zeros(2, np.float32), mask, isa)

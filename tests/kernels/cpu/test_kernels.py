@@ -13,6 +13,7 @@ from redblue import Mask
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended, gathers
+from redblue.kernels.sizes import Sizes
 from redblue.lab import reference
 from support.attention import DTYPES, Case, backward, described, drawn, forward, kept, running
 from support.drawn_calls import cases
@@ -169,7 +170,7 @@ def test_backward_keeps_the_form_of_forward_if_scores_are_large(isa):
     """With large scores, backward uses forward's form of the mask; otherwise each direction uses the cheaper form."""
     mask = Mask.global_tokens([0]) | Mask.sliding_window(3, 5)
     case = example((4, 9, 257), (1, 300, 257), times=1000.0, mask=mask)
-    sizes = cpu.Sizes((), 1, 4, 9, 300, 257, 257)
+    sizes = Sizes((), 1, 4, 9, 300, 257, 257)
     ways = [gathers(mask, sizes, cpu.isa().lanes(DTYPE_CODES["float32"]), way) for way in ("forward", "backward")]
     if ways != [True, False]:
         pytest.skip("both directions take the same form here")
@@ -217,7 +218,7 @@ def test_gradients_of_bias_sinks_and_lse(isa, data):
     out, lse = forward(case)
     dlse = rng.standard_normal(lse.shape).astype(sums)
 
-    sizes = cpu.Sizes(lead, kv_heads, case.full[-3] // kv_heads, n_q, n_k, case.q.shape[-1], case.v.shape[-1])
+    sizes = Sizes(lead, kv_heads, case.full[-3] // kv_heads, n_q, n_k, case.q.shape[-1], case.v.shape[-1])
     written = [np.full(x.shape, np.nan, x.dtype) for x in (case.q, case.k, case.v, lse[..., None])]
     dbias = np.full(shape, np.nan, sums)
     options = case.options
@@ -342,6 +343,4 @@ def test_backward_drops_what_forward_dropped(isa, group):
 def test_the_core_refuses_an_option_that_it_does_not_know():
     array = (np.ones(1, np.float32).ctypes.data, 0, 0, 0)
     with pytest.raises(TypeError):
-        cpu.forward(
-            cpu.Sizes((), 1, 1, 1, 1, 1, 1), "float32", *[array] * 5, mask=cpu.Attended(-1, 2), scale=1.0, cap=1.0
-        )
+        cpu.forward(Sizes((), 1, 1, 1, 1, 1, 1), "float32", *[array] * 5, mask=cpu.Attended(-1, 2), scale=1.0, cap=1.0)

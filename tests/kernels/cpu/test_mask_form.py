@@ -5,8 +5,8 @@ import pytest
 
 import redblue as rb
 from redblue import Mask
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.cpu.mask_form import gathers
+from redblue.kernels.sizes import Sizes
 
 RNG = np.random.default_rng(0)
 

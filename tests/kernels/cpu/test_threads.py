@@ -106,6 +106,7 @@ import os, resource, runpy, sys, threading, time
 import numpy as np
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
+from redblue.kernels.sizes import Sizes
 
 test_file, tests, team = sys.argv[1:]
 if team == "PyTorch's":
@@ -147,7 +148,7 @@ one = cpu.Array(np.ones(1, np.float32).ctypes.data, (0, 0, 0))  # every array is
 for threads in (1, 3):
     try:
         cpu.backward(
-            cpu.Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=cpu.Attended(-rows, rows), scale=1.0,
+            Sizes((), 1, 1, rows, 1, d, 1), "float32", *[one] * 10, mask=cpu.Attended(-rows, rows), scale=1.0,
             threads=threads, tile=cpu.Tile(64, 48),
         )
     except MemoryError:

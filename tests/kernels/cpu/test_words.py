@@ -12,6 +12,7 @@ from redblue import Mask, Problem, count
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.mask_form import attended
+from redblue.kernels.sizes import Sizes
 from redblue.masks.rules.bands import Window
 from support.attention import DTYPES, described, drawn, running
 from support.mask_oracle import compositions
@@ -41,7 +42,7 @@ def moved(row, problem, tile, gathers=False):
     q, dout = array(p.heads, p.n_q, p.d), array(p.heads, p.n_q, p.d_v)
     k, v = array(p.kv_heads, p.n_k, p.d), array(p.kv_heads, p.n_k, p.d_v)
     out, lse = np.empty_like(dout), np.empty((*q.shape[:-1], 1), sums)
-    sizes = cpu.Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
+    sizes = Sizes((p.batch,), p.kv_heads, p.group, p.n_q, p.n_k, p.d, p.d_v)
     with running(row, gathers=gathers):
         mask = attended(p.mask, sizes, p.dtype)
     common = {"mask": mask, "scale": 0.1, "threads": 2, "tile": tile, "row": row}

@@ -11,12 +11,12 @@ pytest.importorskip("triton")
 
 import redblue as rb
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu import replay
 from redblue.kernels.gpu.planning import tune
 from redblue.kernels.gpu.planning.card import card_of, planning_for
 from redblue.kernels.gpu.planning.footprints import KERNELS
 from redblue.kernels.gpu.planning.plan import plan
+from redblue.kernels.sizes import Sizes
 from redblue.op.pytorch.paged import gpu as paged_gpu
 from support.on_device import MASKS, N_K, N_Q, ON_GPU, TOLERANCE, check, check_close, normal
 from support.textbook import textbook

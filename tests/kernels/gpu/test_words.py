@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from redblue import Mask, schedules
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.spilled import chunks
 from redblue.kernels.gpu.table import KERNELS
+from redblue.kernels.sizes import Sizes
 from redblue.masks.rules.bands import Window
 from redblue.meter.interpreter import counting
 from redblue.problem import Problem

@@ -16,11 +16,10 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import cache_fit
 from redblue.kernels.cpu.plan import SpillTile, Tile, TwoPassTile, plan
+from redblue.kernels.sizes import Sizes, magnitude
 from redblue.kernels.table import tiled_kernels
 from redblue.problem import Problem
 
-SUMS = ("lse", "delta")  # arrays with one sum per row; their last dimension is 1
-WRITTEN = {"forward": ("out", "lse"), "backward": ("dq", "dk", "dv", "delta")}  # the arrays that a pass computes
 # Schedules that write P to memory
 SPILLED = tuple(name for name in tiled_kernels("cpu", "forward") if schedules.get(name).spills)
 MAX_LEAD = 8  # leading dimensions, before the heads
@@ -68,44 +67,6 @@ class Attended(NamedTuple):
     by_query: Pattern | None = None
     edges: Edges | None = None
     held: object = None
-
-
-class Sizes(NamedTuple):
-    """The sizes of one call. `group` query heads share a key head.
-
-    A stream is one key head of one batch entry. The queries of its group are stacked: row r of a stream is query
-    r // group of head r % group.
-    """
-
-    lead: tuple[int, ...]
-    kv_heads: int
-    group: int
-    n_q: int
-    n_k: int
-    d: int
-    d_v: int
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.kv_heads * self.group
-
-    @property
-    def streams(self) -> int:
-        count = self.kv_heads
-        for size in self.lead:
-            count *= size
-        return count
-
-
-def array_forms(sizes: Sizes, dtype: str, direction: str) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape (lead..., heads, rows, columns) and number type of each array of a pass, in the order of its arguments."""
-    rows, keys = (*sizes.lead, sizes.heads, sizes.n_q), (*sizes.lead, sizes.kv_heads, sizes.n_k)
-    q, k, v, out, sums = (*rows, sizes.d), (*keys, sizes.d), (*keys, sizes.d_v), (*rows, sizes.d_v), (*rows, 1)
-    shapes = {"q": q, "k": k, "v": v, "out": out, "lse": sums}
-    if direction == "backward":
-        shapes |= {"dout": out, "dq": q, "dk": k, "dv": v, "delta": sums}
-    return {name: (shape, sum_dtype(dtype) if name in SUMS else dtype) for name, shape in shapes.items()}
 
 
 @cache
@@ -201,11 +162,6 @@ def _tile(direction: str, sizes: Sizes, dtype: str, mask: Attended, schedule: st
     if schedule in SPILLED:
         return plan_spill_tile(schedule, direction, sizes, dtype)
     return plan_tile(direction, sizes, dtype, mask.pattern is not None)
-
-
-def magnitude(count: int) -> int:
-    """The count, rounded up to a power of two."""
-    return 1 << max(0, count - 1).bit_length()
 
 
 def forward(

@@ -17,7 +17,9 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import element_strides
-from redblue.kernels.cpu.call import Attended, Edges, Pattern, Sizes
+from redblue.kernels.cpu.call import Attended, Edges, Pattern
+from redblue.kernels.mask_planes import check_lead
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 from redblue.masks.lowered import lowered
 from redblue.masks.patterns.graph import Graph
@@ -90,26 +92,6 @@ def _is_large(lse: np.ndarray) -> bool:
     """Whether some log-sum-exp is so large that its rounding affects the gradients."""
     size = np.abs(lse, where=np.isfinite(lse), out=np.zeros_like(lse)).max(initial=0)
     return bool(size * np.finfo(lse.dtype).eps > LARGE)
-
-
-def check_lead(mask: Mask, sizes: Sizes) -> None:
-    """Raise RedblueError unless the mask's planes broadcast to (lead..., heads)."""
-    full = (*sizes.lead, sizes.kv_heads * sizes.group)
-    lead = (1,) * (len(full) - len(mask.lead)) + mask.lead
-    if len(lead) != len(full) or any(a not in (1, b) for a, b in zip(lead, full, strict=True)):
-        raise RedblueError(
-            f"the mask has planes of shape {mask.lead}, which must broadcast to (..., heads) = {full}: give one plane "
-            "for all heads, or planes of this shape"
-        )
-    if per_head(mask) and sizes.group > 1:
-        raise RedblueError(
-            "heads that share a key head must have one mask: repeat k and v to give heads different masks"
-        )
-
-
-def per_head(mask: Mask | None) -> bool:
-    """Whether heads have masks of their own. Then heads that share a key head cannot be computed as one."""
-    return mask is not None and bool(mask.lead) and mask.lead[-1] > 1
 
 
 @lru_cache(maxsize=KEPT)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.compiled import _core
-from redblue.kernels.cpu.call import Array, Sizes, isa, pack_sizes, pack_tile, plan_tile
+from redblue.kernels.cpu.call import Array, isa, pack_sizes, pack_tile, plan_tile
 from redblue.kernels.cpu.plan import Tile
+from redblue.kernels.sizes import Sizes
 
 # The tile does not depend on a call's lengths: it is planned for sequences of this many queries and keys.
 PLANNED = 1 << 16

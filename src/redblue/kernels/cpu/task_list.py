@@ -8,9 +8,10 @@ import numpy as np
 
 from redblue.base.dtypes import DTYPE_CODES
 from redblue.compiled import _core
-from redblue.kernels.cpu.call import Array, Attended, Sizes, array_forms, isa, pack_sizes, pack_tile, plan_tile
+from redblue.kernels.cpu.call import Array, Attended, isa, pack_sizes, pack_tile, plan_tile
 from redblue.kernels.cpu.mask_form import attended
 from redblue.kernels.cpu.plan import Tile
+from redblue.kernels.sizes import Sizes, array_forms
 from redblue.problem import Problem
 from redblue.schedules import NotCovered
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.mask_lists import LISTS, Lists, first_plane, lists
 from redblue.kernels.gpu.planning.device import in_use
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 
 TMA_ALIGNED_BYTES = 16  # alignment of addresses and strides

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import triton
 import triton.language as tl
 
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import INTERPRETED, Array, index, row_offsets, start
 from redblue.kernels.options import Options
 from redblue.kernels.positions import HEADER_SIZE
+from redblue.kernels.sizes import Sizes
 
 __all__ = ["INTERPRETED"]  # re-exported from arrays.py; kernels import the helpers below by name
 

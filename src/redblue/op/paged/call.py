@@ -11,8 +11,8 @@ import numpy as np
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import Options, checked
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api

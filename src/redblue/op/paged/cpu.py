@@ -11,8 +11,9 @@ from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.compiled import _core
 from redblue.kernels.cpu import paged
 from redblue.kernels.cpu.arrays import array_memory, tensor_memory
-from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.cpu.call import Array
 from redblue.kernels.options import Memory
+from redblue.kernels.sizes import Sizes
 from redblue.op import api
 from redblue.op.paged.call import PagedCall
 

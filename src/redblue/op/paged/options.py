@@ -8,8 +8,8 @@ import numpy as np
 
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import ArrayOption, Options, check_array
+from redblue.kernels.sizes import Sizes
 from redblue.op import api
 
 

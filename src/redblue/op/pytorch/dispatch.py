@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from redblue.base.errors import RedblueError
-from redblue.kernels.cpu.mask_form import per_head
 from redblue.kernels.mask_argument import MaskArgument
+from redblue.kernels.mask_planes import per_head
 from redblue.kernels.options import Options, check_gradients, checked
 from redblue.masks import Mask
 from redblue.masks.rules.bands import Window

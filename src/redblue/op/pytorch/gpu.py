@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redblue.kernels.cpu.call import Sizes
-from redblue.kernels.cpu.mask_form import check_lead
 from redblue.kernels.gpu import replay
 from redblue.kernels.gpu.bias_gradient import add_bias_gradient
 from redblue.kernels.gpu.launch import Run, Task
@@ -22,7 +20,9 @@ from redblue.kernels.gpu.planning.plan import Launch, candidates, card_of, launc
 from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.gpu.versions import check_gradients_with_dropout
 from redblue.kernels.mask_argument import OPEN
+from redblue.kernels.mask_planes import check_lead
 from redblue.kernels.options import ARRAYS, Options, check_numbers
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 from redblue.masks.rules.stack import planes
 from redblue.op.pytorch import layouts

@@ -12,8 +12,8 @@ from torch import Tensor
 from redblue.base.dtypes import dtype_name, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.options import ARRAYS, ArrayOption, Options, check_array
+from redblue.kernels.sizes import Sizes
 from redblue.op import checks
 
 

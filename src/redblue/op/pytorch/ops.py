@@ -21,12 +21,13 @@ from redblue.base.errors import RedblueError
 from redblue.compiled import _core
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import tensor_memory
-from redblue.kernels.cpu.call import Attended, Sizes
+from redblue.kernels.cpu.call import Attended
 from redblue.kernels.cpu.mask_form import attended, bias_gradient_is_apart
 from redblue.kernels.gpu.versions import check_triton
 from redblue.kernels.mask_argument import OPEN, MaskArgument
 from redblue.kernels.options import SCHEMA, Options, check_numbers
 from redblue.kernels.positions import check_places
+from redblue.kernels.sizes import Sizes
 from redblue.op import checks
 from redblue.op.pytorch.layouts import (
     Call,

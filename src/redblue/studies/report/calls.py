@@ -14,6 +14,7 @@ from redblue.base.dtypes import DTYPE_CODES, DTYPE_OF_BYTES
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import described
 from redblue.kernels.cpu.mask_form import attended
+from redblue.kernels.sizes import Sizes, array_forms
 from redblue.lab import reference
 from redblue.masks import Mask
 from redblue.op import api
@@ -41,7 +42,7 @@ def pytorch() -> Any:
         return None
 
 
-def sizes_of(problem: Problem) -> cpu.Sizes:
+def sizes_of(problem: Problem) -> Sizes:
     """The sizes of a problem of one batch, in the form for the kernel.
 
     Raises RedblueError, with the reason, if no kernel supports the problem.
@@ -72,7 +73,7 @@ class Call:
         self.scale = problem.d**-0.5
         rng = np.random.default_rng(0)
         self.arrays: dict[str, np.ndarray] = {}
-        for name, (shape, dtype) in cpu.array_forms(self.sizes, problem.dtype, problem.direction).items():
+        for name, (shape, dtype) in array_forms(self.sizes, problem.dtype, problem.direction).items():
             if name in ("q", "k", "v", "dout"):
                 self.arrays[name] = rounded(rng.standard_normal(shape, np.float32), dtype)
             else:  # an element that the kernel does not write stays NaN, and fails the check
@@ -86,7 +87,7 @@ class Call:
 
     def _pass(self, direction: str, tile: cpu.Tile) -> tuple[int, int]:
         p, kernel = self.problem, cpu.backward if direction == "backward" else cpu.forward
-        arrays = (described(self.arrays[name]) for name in cpu.array_forms(self.sizes, p.dtype, direction))
+        arrays = (described(self.arrays[name]) for name in array_forms(self.sizes, p.dtype, direction))
         mask = attended(p.mask, self.sizes, p.dtype, p.direction)
         return kernel(self.sizes, p.dtype, *arrays, mask=mask, scale=self.scale, threads=self.threads, tile=tile)
 

@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 from triton.language import constexpr
 
 import redblue as rb
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.flash import forward as flash_kernels
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.table import Passes
+from redblue.kernels.sizes import Sizes
 from redblue.lab import reference
 from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import flash

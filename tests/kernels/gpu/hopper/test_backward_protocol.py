@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper import backward as hopper
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.one_pass import STAGES, TILES
 from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.sizes import Sizes
 from redblue.schedules.flash_onepass import BackwardTiles
 from support.gluon_model import BANDS, ModelError, kernel_source, run_kernel
 

@@ -16,7 +16,7 @@ from support.examples import nightly, thorough
 COMPILE = """
 import json, re, subprocess, sys, tempfile
 from triton import knobs
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card

@@ -13,12 +13,12 @@ pytest.importorskip("triton.experimental.gluon")
 import torch
 
 import redblue as rb
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper.sums import finish_run, prepare_run, workspace
 from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning import by_gluon, hopper, one_pass
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
+from redblue.kernels.sizes import Sizes
 from support.gpu import DEVICE, interpreted_only
 from support.textbook import check_close, textbook
 
@@ -132,7 +132,7 @@ def test_statistics_and_sums(rows):
 
 
 COMPILED = """
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.planning import fit, one_pass
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch

@@ -9,7 +9,6 @@ triton = pytest.importorskip("triton")
 pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 
 import redblue as rb
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.hopper import forward as hopper
 from redblue.kernels.gpu.launch import PlanOptions, Run, Task
 from redblue.kernels.gpu.planning import fallback
@@ -17,6 +16,7 @@ from redblue.kernels.gpu.planning import hopper as planning_hopper
 from redblue.kernels.gpu.planning.by_gluon import MIN_ROWS, Settings, choices, settings
 from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import _for_hopper, candidates
+from redblue.kernels.sizes import Sizes
 from support.gluon_model import kernel_source, run_kernel
 from support.gpu import check_forward, interpreted_only
 

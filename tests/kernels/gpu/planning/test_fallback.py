@@ -15,11 +15,12 @@ from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fallback, tune
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch, launches, plan
+from redblue.kernels.sizes import Sizes
 from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules.flash import ForwardTiles
 
 CARD_BYTES = 10_000
-SIZES = gpu.Sizes((1,), 2, 1, 150, 150, 48, 48)
+SIZES = Sizes((1,), 2, 1, 150, 150, 48, 48)
 KIND = tune.Kind.of("forward", SIZES, "float16", "full", PlanOptions(), "auto", torch.device("cpu"), Card())
 
 

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue import RedblueError
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import alignment, array
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import plan
+from redblue.kernels.sizes import Sizes
 from support.examples import nightly, thorough
 
 COMPILE_PLANS = Path(__file__).parents[4] / "benchmarks" / "gpu" / "fit.py"
@@ -44,7 +44,7 @@ def test_planned_kernels_fit_and_hardly_spill_registers(rows):
 
 SERIALIZED_WITH_DROPOUT = """
 import torch
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch
@@ -72,7 +72,7 @@ def test_wgmma_products_with_dropout_are_not_serialized():
 
 
 FIT_OF_ONE_PLAN_OF_EACH_KIND = """
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import card_named
 from redblue.kernels.gpu.planning.plan import node_sizes, plan
@@ -101,7 +101,7 @@ def test_one_plan_of_each_kind_fits():
 
 
 CANDIDATES_OF_HOPPER = """
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import candidates
@@ -132,7 +132,7 @@ def test_candidates_for_hopper_compile_as_planned():
 
 LOADS_OF_ROWS_OF_40 = """
 import re, sys
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.plan import Launch

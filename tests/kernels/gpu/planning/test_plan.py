@@ -10,12 +10,12 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from redblue import RedblueError, list_memories, memory, schedules
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import OTHER, Card, card_named
 from redblue.kernels.gpu.planning.footprints import KERNELS, MIN_SPAN, ON_ONE_GRID
 from redblue.kernels.gpu.planning.plan import ALIKE, MAX_CANDIDATES, Unplanned, candidates, plan
 from redblue.kernels.gpu.planning.resources import pipelines, resources
+from redblue.kernels.sizes import Sizes
 from redblue.problem import Problem
 from support.examples import thorough
 

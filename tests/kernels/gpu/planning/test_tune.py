@@ -12,10 +12,10 @@ from triton import OutOfResources
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import PTXASError
 
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import tune
 from redblue.kernels.gpu.planning.plan import Card, Launch
+from redblue.kernels.sizes import Sizes
 
 CANDIDATES = [
     Launch("flash", (64, 64)),

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 
 import redblue as rb
 from redblue import schedules
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
+from redblue.kernels.sizes import Sizes
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
 from redblue.schedules import hybrid, small_cache

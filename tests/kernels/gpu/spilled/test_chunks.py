@@ -6,10 +6,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import redblue as rb
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.spilled import chunks
+from redblue.kernels.sizes import Sizes
 from redblue.schedules.spilled import ForwardTiles
 
 LAUNCH = Launch("small_cache", ForwardTiles(16, 16, depth=16, out_rows=16, out_cols=16, span=32), chunk=32)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.arrays import Array
 from redblue.kernels.gpu.launch import PlanOptions, Run, parts
 from redblue.kernels.gpu.paged.forward import paged_forward
@@ -17,6 +16,7 @@ from redblue.kernels.gpu.paged.merge import merged, paged_merge
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.scores import Scores, is_plain, scores_of
 from redblue.kernels.options import Options
+from redblue.kernels.sizes import Sizes
 
 
 class Arrays(NamedTuple):

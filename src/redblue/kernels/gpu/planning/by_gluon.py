@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.card import BUSY, Card
 from redblue.kernels.gpu.planning.resources import WARPGROUP_ROWS
+from redblue.kernels.sizes import Sizes
 
 MAX_D = 256  # registers hold no wider rows of the output
 MIN_ROWS = 128  # rows of a head: with fewer rows, stacking the heads of a group is faster

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning.card import Card
 from redblue.kernels.gpu.planning.footprints import MAX_SPILLED
 from redblue.kernels.gpu.versions import has_descriptors
+from redblue.kernels.sizes import Sizes
 
 ARCHITECTURE = 9  # compute capability 9; later ones multiply in tensor memory, which these kernels do not use
 SEVERAL = 3  # tiles of a sum per multiprocessor, so that few multiprocessors are idle at the end

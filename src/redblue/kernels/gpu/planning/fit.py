@@ -28,7 +28,6 @@ from triton.runtime import driver
 from redblue.base.dtypes import sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu import bias_gradient
 from redblue.kernels.gpu.launch import Run, Task
 from redblue.kernels.gpu.paged.layout import ITEM, MEMBER, NODE
@@ -37,6 +36,7 @@ from redblue.kernels.gpu.planning.card import Card, planning_for
 from redblue.kernels.gpu.planning.plan import Launch
 from redblue.kernels.gpu.table import KERNELS
 from redblue.kernels.options import Options
+from redblue.kernels.sizes import SUMS, Sizes, array_forms
 
 TENSOR_MEMORY_COLUMNS = 512  # per multiprocessor of sm_100; a column has 128 rows of 4 bytes
 

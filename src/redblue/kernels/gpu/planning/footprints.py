@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions, parts
 from redblue.kernels.gpu.planning.resources import Footprint
+from redblue.kernels.sizes import Sizes
 
 MIN_EDGE = 16  # the shortest edge of a tile that a tensor core takes
 SHORT_EDGE = 64  # sm_100 keeps a second copy of tiles that have a shorter edge and are also multiplied transposed

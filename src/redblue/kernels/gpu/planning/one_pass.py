@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from redblue.base.dtypes import SIXTEEN_BITS
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.planning import hopper
 from redblue.kernels.gpu.planning.by_gluon import MIN_ROWS
 from redblue.kernels.gpu.planning.card import BUSY, Card
+from redblue.kernels.sizes import Sizes
 from redblue.schedules.flash_onepass import BackwardTiles
 
 TILES, STAGES = BackwardTiles(rows=64, cols=128), 2  # stages: tiles of queries, and of dout, in shared memory at once

@@ -20,7 +20,6 @@ from redblue import schedules
 from redblue.base.dtypes import BYTES_PER_WORD
 from redblue.base.errors import RedblueError
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import Sizes, magnitude
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import by_gluon, by_tma, one_pass, warpgroups
 from redblue.kernels.gpu.planning.card import BUSY, Card, card_named, card_of
@@ -34,6 +33,7 @@ from redblue.kernels.gpu.planning.footprints import (
     Part,
 )
 from redblue.kernels.gpu.planning.resources import pipelines, resources
+from redblue.kernels.sizes import Sizes, magnitude
 from redblue.problem import Problem
 from redblue.schedules.schedule import WHOLE
 

@@ -26,10 +26,10 @@ import platformdirs
 import torch
 import triton
 
-from redblue.kernels.cpu.call import Sizes, magnitude
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.plan import Card, Launch
 from redblue.kernels.gpu.planning.refusals import is_refusal
+from redblue.kernels.sizes import Sizes, magnitude
 
 VARIABLE = "REDBLUE_TUNE"
 REPETITIONS, MAX_MILLISECONDS = 5, 50.0

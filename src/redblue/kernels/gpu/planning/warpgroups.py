@@ -28,11 +28,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from redblue.base.dtypes import SIXTEEN_BITS
-from redblue.kernels.cpu.call import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning.card import BUSY, Card
 from redblue.kernels.gpu.planning.footprints import Part
 from redblue.kernels.gpu.planning.resources import WARP_ROWS, WARPGROUP_ROWS, resources
+from redblue.kernels.sizes import Sizes
 
 ARCHITECTURE = 9  # the compute capability whose products these plans are for
 STAY, STREAM, WARPS, STAGES = (16, 32, 64, 128, 256), (128, 64, 32, 16), (8, 4), (3, 2, 1)

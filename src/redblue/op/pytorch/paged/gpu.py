@@ -16,7 +16,7 @@ from torch import Tensor
 from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.compiled import _core
-from redblue.kernels.cpu.call import Array, Sizes
+from redblue.kernels.cpu.call import Array
 from redblue.kernels.cpu.paged import Cache, call_of
 from redblue.kernels.cpu.plan import Tile
 from redblue.kernels.gpu import replay
@@ -29,6 +29,7 @@ from redblue.kernels.gpu.planning.card import card_of
 from redblue.kernels.gpu.planning.device import capturing, copied, in_use
 from redblue.kernels.gpu.planning.plan import Launch, Unplanned, launches, node_sizes, plan
 from redblue.kernels.options import ARRAYS, Options, check_array
+from redblue.kernels.sizes import Sizes
 from redblue.masks import Mask
 from redblue.op.paged.call import PagedCall
 from redblue.op.paged.pages import Sequences

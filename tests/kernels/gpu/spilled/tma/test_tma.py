@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 import redblue as rb
 from redblue import Problem, schedules
 from redblue.base.integers import ceil_div
-from redblue.kernels.cpu.call import SUMS, Sizes, array_forms
 from redblue.kernels.gpu.launch import PlanOptions, Task
 from redblue.kernels.gpu.planning.by_tma import MIN_D, Choice, Tile
 from redblue.kernels.gpu.planning.card import Card
@@ -25,6 +24,7 @@ from redblue.kernels.gpu.spilled.tma import launches
 from redblue.kernels.gpu.versions import has_descriptors
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import Options
+from redblue.kernels.sizes import SUMS, Sizes, array_forms
 from redblue.meter.interpreter import counting
 from redblue.op.pytorch import gpu, interpreted
 from support.examples import thorough
@@ -208,7 +208,7 @@ def test_forward_moves_the_words_of_its_schedule_and_those_of_the_references():
 
 COMPILED = """
 import json
-from redblue.kernels.cpu.call import Sizes
+from redblue.kernels.sizes import Sizes
 from redblue.kernels.gpu.launch import PlanOptions
 from redblue.kernels.gpu.planning import fit
 from redblue.kernels.gpu.planning.by_tma import Choice
