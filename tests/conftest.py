@@ -23,10 +23,12 @@ from redblue.compiled import _core
 from redblue.lab.registration import unregister_schedule
 from support.attention import ROWS, running
 from support.interpreter import fast_interpreter
-from support.variants import leave_most_to_nightly
+from support.variants import leave_most_to_nightly, leave_most_to_thorough
 
-# The number of parameters of which `make test` and `make test-thorough` try every combination of values; elsewhere 2
-TOGETHER = {"kernels/cpu": 3, "integrations": 1, "meter": 1, "op/pytorch/test_positions_on_gpu.py": 1, "peers": 1}
+# The number of parameters of which a run tries every combination of values: `make test`, and the same with
+# `make test-thorough`. 0: one variant of each test, because Triton's interpreter is slow.
+QUICK = {"kernels/cpu": 2, "kernels/gpu": 0}  # elsewhere 1: every value
+THOROUGH = {"kernels/cpu": 3, "integrations": 1, "meter": 1, "op/pytorch/test_positions_on_gpu.py": 1, "peers": 1}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,15 +36,21 @@ def pytest_collection():
     gc.disable()  # objects made during collection stay alive, so looking for garbage among them is useless
 
 
-@pytest.hookimpl(tryfirst=True)  # after the hooks of folders, which mark variants as thorough; before pytest deselects
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(items):
-    """Leave thorough variants that only recombine values of others to `make test-all`."""
-    folders = {Path(__file__).parent / folder: together for folder, together in TOGETHER.items()}
+    """Leave variants that only recombine values of others to `make test-thorough` and `make test-all`."""
+    leave_most_to_thorough(items, _together(QUICK, elsewhere=1))
+    leave_most_to_nightly(items, _together(THOROUGH, elsewhere=2))
+
+
+def _together(table, elsewhere):
+    """Return a function of a test that looks up its folder or file in a table of this folder."""
+    numbers = {Path(__file__).parent / name: number for name, number in table.items()}
 
     def together(item):
-        return next((folders[path] for path in (item.path, *item.path.parents) if path in folders), 2)
+        return next((numbers[path] for path in (item.path, *item.path.parents) if path in numbers), elsewhere)
 
-    leave_most_to_nightly(items, together)
+    return together
 
 
 @pytest.hookimpl(trylast=True)

@@ -94,6 +94,8 @@ class Problem:
         The g query heads that share one K and V form one attention with g n_q rows. Row i belongs to query i // g: the
         g rows of a query, one per head, are neighbours, because they attend the same keys.
         """
+        if self.batch == self.heads == 1:
+            return self
         return replace(
             self, n_q=self.group * self.n_q, batch=1, heads=1, kv_heads=1, mask=self.mask.for_group(self.group)
         )

@@ -68,6 +68,7 @@ def test_permissions_and_links_stay(writer, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.thorough
 def test_the_name_of_a_link_decides_the_format(tmp_path):
     real = tmp_path / "real.dat"
     for name, start in (("f.png", b"\x89PNG"), ("f.svg", b"<svg"), ("f.html", b"<!DOCTYPE html>")):
@@ -253,6 +254,7 @@ def test_a_picture_on_standard_output_comes_without_the_result(command, as_json,
     assert printed.count(b"<svg") == 1
 
 
+@pytest.mark.thorough
 def test_a_reader_that_closes_early_is_no_error(tmp_path):
     """The output is larger than a pipe holds, and its reader takes a line, as head does."""
     code = "import sys; from redblue.cli.main import main; sys.argv[0] = 'redblue'; main()"

@@ -75,6 +75,7 @@ def test_measure():
     assert 0 < roof.cpu_share < 1.1
 
 
+@pytest.mark.thorough
 def test_rates_are_ordered():
     for _ in range(3):
         roof = roofline.measure(detect_cpu(), _core.choose_isa(), seconds_per_rate=0.06)

@@ -36,6 +36,7 @@ def test_count():
     assert "flash forward with d = 32" in run("count", *SMALL, "--words", "60").output
 
 
+@pytest.mark.thorough
 def test_counting_by_running_equals_the_closed_form():
     sizes = ("--n", "64", "--d", "8", "--words", "150")
     arguments = ("count", *sizes, "--mask", "causal", "--direction", "backward", "--heads", "2")

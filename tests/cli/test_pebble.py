@@ -40,6 +40,7 @@ def test_solve_check_and_play(tmp_path):
     assert (tmp_path / "game.svg").read_text().count("after move") == 3
 
 
+@pytest.mark.thorough
 def test_tables_say_what_is_proved(tmp_path):
     assert "optimal, proved" in run("solve", "tree:2,2", "--red", 3).output
     assert "optimal, proved" in run("solve", "tree:2,2", "--red", 3, "--heuristic").output

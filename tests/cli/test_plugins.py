@@ -23,6 +23,7 @@ def run(*arguments):
     return result.stdout
 
 
+@pytest.mark.thorough
 def test_a_plugin_is_counted_planned_and_listed():
     counted = json.loads(run("count", "few_keys", *SIZES, "--words", "2000", "--json"))
     assert counted["words"] == rb.count("few_keys", rb.Problem(512, 16, 64), words=2000).words

@@ -22,6 +22,7 @@ def test_long_errors_fit_into_a_record(letter):
     assert "too long" in json.loads(agreement.encoded({"call": letter * 5000}))["error"]
 
 
+@pytest.mark.thorough
 def test_every_rank_gets_a_long_error():
     processes = Processes(2)
     try:

@@ -48,6 +48,7 @@ def test_empty_batch(three):
     three.run(faults.empty_batch)
 
 
+@pytest.mark.thorough
 def test_one_process():
     processes = Processes(1)
     try:

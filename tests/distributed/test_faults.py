@@ -55,6 +55,7 @@ def test_every_other_rank_names_the_one_that_failed(victim, how, when, store):
     check_fault(victim, how, when, store)
 
 
+@pytest.mark.thorough
 def test_gather_names_the_rank_that_failed():
     with group(size=3) as processes:
         processes.start(faults.fail_before_gradients_of_gather, 2)

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support import distributed_calls as calls
+from support.examples import thorough
 from support.processes import Processes
 
 SCHEDULES = ["ring", "all_gather", "head_parallel", "ring_heads", "mesh", "auto"]
@@ -98,6 +99,8 @@ def test_repeated_calls_are_bitwise_equal(two):
     two.run(calls.repeated)
 
 
-@pytest.mark.parametrize("call", [calls.refusals, calls.unusual_arguments, calls.autocast, calls.second_derivatives])
+@pytest.mark.parametrize(
+    "call", [calls.refusals, calls.unusual_arguments, calls.autocast, thorough(calls.second_derivatives)]
+)
 def test_arguments(two, call):
     two.run(call)

@@ -62,6 +62,7 @@ def test_the_device_of_the_agreement_comes_from_the_group():
     assert device_of(group([gpu], torch.device("cuda:1")), of_cpu) == torch.device("cuda:1")
 
 
+@pytest.mark.thorough
 def test_sent_tensors_are_freed_while_a_ring_runs():
     processes = Processes(5)
     try:

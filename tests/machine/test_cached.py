@@ -95,6 +95,7 @@ def test_the_scratch_area_hands_out_every_line_once(lengths, random):
     assert all(a.stop < b.start for a, b in itertools.pairwise(scratch.holes))
 
 
+@pytest.mark.thorough
 @examples(200)
 @given(data=st.data())
 def test_any_schedule_runs_and_its_own_count_stays(data):

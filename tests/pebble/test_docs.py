@@ -21,6 +21,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.thorough
 def test_scripts(capsys):
     names = {}
     for script in SCRIPTS:

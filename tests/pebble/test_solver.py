@@ -152,6 +152,7 @@ def test_a_time_limit_gives_a_game_and_a_bound():
     assert 24 <= solution.lower_bound < solution.cost == check(graph, solution.moves, 6).cost
 
 
+@pytest.mark.thorough
 def test_even_no_time_gives_a_game():
     for name in NAMES:
         graph = attention_graph(3, 2)
@@ -199,6 +200,7 @@ def test_the_search_for_symmetries_is_short(seconds, memory_bytes):
     assert time.process_time() - start < 1
 
 
+@pytest.mark.thorough
 def test_bounded_memory_gives_a_game_and_a_bound():
     solution = solve(fft_graph(8), 4, memory_bytes=1 << 20)
     assert not solution.optimal

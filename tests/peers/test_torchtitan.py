@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     from torchtitan.models.common import attention
 
 import redblue as rb
+from support.examples import thorough
 from support.flash_reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")  # deepseek_v3 asks for float32
@@ -39,7 +40,7 @@ def build(name):
     return built
 
 
-@pytest.fixture(scope="module", params=["llama3", "qwen3", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["llama3", thorough("qwen3"), "deepseek_v3"])
 def model(request):
     if request.param == "deepseek_v3" and Version(torch.__version__) < Version("2.15"):
         pytest.skip("d 192, d_v 128")
@@ -71,6 +72,7 @@ def test_loss_and_gradients_are_those_of_the_reference(model, monkeypatch):
         assert (gradient - right).norm() <= 2e-2 * right.norm()
 
 
+@pytest.mark.thorough
 def test_a_model_learns(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

@@ -87,6 +87,7 @@ def test_search_equals_trying_every_tile_of_a_larger_problem(name, direction, ma
     assert schedule.words(problem, schedule.tiles(problem, words)) == fewest_words(schedule, problem, words)
 
 
+@pytest.mark.thorough
 @examples(200)
 @given(sizes=st.tuples(*4 * [st.integers(1, 20)]), words=st.integers(1, 400), backward=st.booleans())
 def test_flash1_takes_the_printed_sizes_of_the_largest_cache_that_fits(sizes, words, backward):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Set
 from itertools import combinations, groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 
-def leave_most_to_thorough(items: Iterable[Any], folder: Path, together: int) -> None:
-    """Mark the variants of each test below `folder` that `spread` leaves out as thorough."""
-    parametrized = [item for item in items if folder in item.path.parents and hasattr(item, "callspec")]
-    for _, variants in groupby(parametrized, key=lambda item: (item.path, item.originalname)):
-        variants = [item for item in variants if not item.get_closest_marker("thorough")]
-        kept = spread(variants, together)
+def leave_most_to_thorough(items: Iterable[Any], together: Callable[[Any], int]) -> None:
+    """Mark variants as thorough if they only recombine values of others.
+
+    The other variants contain every combination of the values of `together(item)` parameters.
+    """
+    parametrized = [item for item in items if hasattr(item, "callspec") and not item.get_closest_marker("thorough")]
+    for _, grouped in groupby(parametrized, key=lambda item: (item.path, item.originalname)):
+        variants = list(grouped)
+        if together(variants[0]) >= len(variants[0].callspec.params):
+            continue  # no two variants have the same values
+        kept = spread(variants, together(variants[0]))
         for item in variants:
             if item not in kept:
                 item.add_marker(pytest.mark.thorough)
@@ -57,5 +61,13 @@ def spread(variants: list[Any], together: int = 1, chosen: Set[Any] = frozenset(
 
 
 def _values(parameters: dict[str, Any], together: int) -> set[Any]:
-    pairs = sorted((name, repr(x)) for name, x in parameters.items())
+    pairs = sorted((name, _text(x)) for name, x in parameters.items())
     return set(combinations(pairs, min(together, len(pairs))))
+
+
+def _text(value: Any) -> str:
+    """Return a text that differs for different values."""
+    try:
+        return repr(value)
+    except ValueError:  # an integer of more than 4300 digits
+        return f"object {id(value)}"

@@ -74,12 +74,12 @@ def _short(number: int, separator: str = ",") -> str:
 
 def larger(a: Any, b: Any) -> Any:
     """Return the larger of two integers. Unlike max, it also works elementwise."""
-    return (a + b + abs(a - b)) // 2
+    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 def smaller(a: Any, b: Any) -> Any:
     """Return the smaller of two integers. Unlike min, it also works elementwise."""
-    return (a + b - abs(a - b)) // 2
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
@@ -116,8 +116,8 @@ def _floor_sums(n: np.ndarray, m: np.ndarray, a: np.ndarray, b: np.ndarray) -> n
     total, active = np.zeros_like(n), np.flatnonzero(n > 0)
     n, m, a, b = n[active], m[active], a[active], b[active]
     while len(active):
-        total[active] += n * (n - 1) // 2 * (a // m) + n * (b // m)
-        a, b = a % m, b % m
+        (whole_a, a), (whole_b, b) = np.divmod(a, m), np.divmod(b, m)
+        total[active] += n * (n - 1) // 2 * whole_a + n * whole_b
         n, b = np.divmod(a * n + b, m)
         a, m = m, a
         more = n > 0

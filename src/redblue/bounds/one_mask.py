@@ -23,7 +23,7 @@ import numpy as np
 
 from redblue.bounds.cover import Cover
 from redblue.bounds.phases import Weights
-from redblue.bounds.table import rows
+from redblue.bounds.table import certified, rows
 
 LENGTHS = (0.5, 1, 2, 4, 16)  # lengths L of phases, in units of M
 GAP = 0.04  # relative gap at which branch and bound stops
@@ -59,12 +59,9 @@ def even(direction: str, d: int, d_v: int) -> list[Weights]:
 
 def candidates(direction: str, d: int, d_v: int, words: int) -> list[Weights]:
     """Return weights to try (any weights are valid): those of the nearest row of the certified table, and of `even`."""
-
-    def distance(row: dict[str, float]) -> float:
-        sizes = (row["xi"] / d, row["xi_v"] / d_v)
-        return sum(abs(math.log(size**2 * words)) for size in sizes)
-
-    table = min(rows(direction), key=distance)
+    xi, xi_v, _ = certified(direction)
+    distance = sum(abs(np.log((size / features) ** 2 * words)) for size, features in ((xi, d), (xi_v, d_v)))
+    table = rows(direction)[int(np.argmin(distance))]
     return [Weights(*(table[name] for name in Weights._fields)), *even(direction, d, d_v)]
 
 

@@ -31,6 +31,12 @@ def rows(direction: str, table: Path = TABLE) -> tuple[dict[str, float], ...]:
 
 
 @cache
+def _fractions(direction: str, table: Path = TABLE) -> tuple[dict[str, Fraction], ...]:
+    """Return the rows exactly."""
+    return tuple({column: Fraction(text) for column, text in row.items()} for row in _texts(direction, table))
+
+
+@cache
 def certified(direction: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the columns xi, xi_v and gain, where gain * W bounds the pairs that a phase of W words can earn."""
     table = rows(direction)
@@ -60,7 +66,7 @@ def phase_loads(direction: str, d: int, d_v: int, words: int, pairs: int) -> int
     reach = np.floor(np.minimum(d**2 / xi**2, values / xi_v**2))
     length, phases = reach - words, np.ceil(pairs / (gain * np.maximum(reach, 1)))
     best = int(np.where((length >= 1) & (phases >= 2), length * (phases - 1) + float(words), 0).argmax())
-    row = {name: Fraction(value) for name, value in _texts(direction)[best].items()}
+    row = _fractions(direction)[best]
     exact = math.floor(min(d**2 / row["xi"] ** 2, values / row["xi_v"] ** 2))
     count = math.ceil(pairs / (row["gain"] * exact))
     return (exact - words) * (count - 1) + words if exact > words and count >= 2 else 0
@@ -73,8 +79,8 @@ def stored_charges(direction: str, d: int, d_v: int, words: int, pairs: int) -> 
     L.
     """
     values, best = _values(direction, d, d_v), 0
-    for row in _texts(direction, STORED):
-        xi, xi_v, kept, gain = (Fraction(row[name]) for name in ("xi", "xi_v", "kept", "gain"))
+    for row in _fractions(direction, STORED):
+        xi, xi_v, kept, gain = (row[name] for name in ("xi", "xi_v", "kept", "gain"))
         reach = math.floor(min(d**2 / xi**2, values / xi_v**2))
         length = reach - words - OVERSHOOT
         if length >= 1 and words <= kept * reach and (count := math.ceil(pairs / (gain * reach))) >= 2:

@@ -92,6 +92,7 @@ def test_a_process_that_ends_says_why(tmp_path, text, reason):
         Other(VLLM, GRID, script(tmp_path, text)).load(CALL.to_json())
 
 
+@pytest.mark.thorough
 def test_peers_that_do_not_start_are_absent_with_the_reason(tmp_path):
     broken = script(tmp_path, "echo 'ImportError: AVX512 is missing' >&2")
     others, absent = started({VLLM: tmp_path / "nosuch", ZENTORCH: broken, NEWEST_PYTORCH: Path(sys.executable)}, GRID)

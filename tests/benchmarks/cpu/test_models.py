@@ -128,6 +128,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.thorough
 def test_a_grid_is_measured_in_several_runs(run, tmp_path, monkeypatch):
     path = tmp_path / "models.json"
     swin = [("Swin-T stage 1, 64 windows", *column) for column in COLUMNS]

@@ -12,6 +12,7 @@ from benchmarks.small_cache import device as small_cache_device
 from support.benchmark_scripts import run
 
 
+@pytest.mark.thorough
 def test_small_caches_are_counted_without_a_gpu(tmp_path):
     path = tmp_path / "small_cache.json"
     said = run("small_cache.crossing", "--dry", "--json", path)
@@ -46,6 +47,7 @@ def test_small_caches_of_other_kernels_are_measured_anew(tmp_path, capsys):
     assert "a card, 2000-01-02" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_figure_has_times_bytes_and_crossings(tmp_path):
     facts, rows = small_cache.read(small_cache.KEPT)
     assert {crossing["what"] for crossing in small_cache.crossings(rows)} == {"words"}

@@ -1,22 +1,10 @@
-"""Mark variants of tests as thorough, because the interpreter is slow: `make test` runs one variant of each test.
-
-On a GPU, replace a test process that has lost the device after an illegal access.
-"""
+"""Fixtures of the tests of GPU kernels; on a GPU, a test process that lost the device is replaced."""
 
 import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-from support.variants import leave_most_to_thorough
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
-def pytest_collection_modifyitems(items):
-    """Leave all variants of a test but one to `make test-thorough`."""
-    leave_most_to_thorough(items, Path(__file__).parent, together=0)
 
 
 def pytest_runtest_logfinish():

@@ -28,6 +28,7 @@ def close(x, y):
     return x.shape == y.shape and bool((x - y).abs().max() < TOLERANCE)
 
 
+@pytest.mark.thorough
 def test_calls_outside_a_graph_do_not_load_the_compiler():
     """PyTorch's compiler takes nearly a second to import."""
     calls = "q = torch.ones(2, 3, 4).requires_grad_(); rb.attention(q, q, q, mask=rb.Mask.prefix(2)).sum().backward()"

@@ -90,6 +90,7 @@ def test_vmap_and_func():
         check_close(got, x_entry.grad)
 
 
+@pytest.mark.thorough
 def test_compiled_with_the_mask_as_argument_attribute_and_constant():
     q = normal(1, 2, 7, 4)
 

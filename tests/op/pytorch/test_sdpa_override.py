@@ -257,6 +257,7 @@ def test_transformers(name, calls):
     check_model(model, lambda m: m(input_ids=ids, attention_mask=padded, labels=ids).loss, calls, layers=2)
 
 
+@pytest.mark.thorough
 def test_importing_redblue_changes_nothing_and_imports_no_pytorch():
     code = """if True:
         import sys

@@ -29,6 +29,7 @@ def test_compression_decodes_all_phases_and_counts_below_the_standard_bound(tmp_
     assert far["standard_bound"] == lower_bound(Problem(far["n"], far["n"], far["d"]), far["M"]).words
 
 
+@pytest.mark.thorough
 def test_a_phase_that_decodes_wrongly_shows(monkeypatch):
     decode = compression.Compression.decode
     monkeypatch.setattr(compression.Compression, "decode", lambda *args: decode(*args) + 1)

@@ -130,6 +130,7 @@ def test_a_wrong_call_makes_no_folder(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run = CliRunner().invoke

@@ -1,5 +1,6 @@
 """Clusters in the report: the page and the summary show the network, its bound and the figures of the link."""
 
+import pytest
 from rich.console import Console
 
 import redblue as rb
@@ -8,6 +9,7 @@ from redblue.studies.report import collect, summary
 from redblue.studies.report.page import render
 
 
+@pytest.mark.thorough
 def test_the_page_and_the_summary_show_the_network():
     model = rb.model("llama-3-8b", n=256)
     report = collect([model], [cluster("2x t4 over pcie-4-x16"), rb.memory("t4")])

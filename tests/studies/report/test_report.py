@@ -25,6 +25,7 @@ from redblue.studies.report import collect, render, summary, words_figure, write
 from redblue.studies.report.checks import run, small
 from redblue.studies.report.curves import BEST, GIVEN, curve
 from redblue.studies.report.terminal import verdict
+from support.examples import thorough
 
 TINY = Memory("tiny", "Tiny board", "cpu", (Level("L1", 2048), Level("L2", 2**20), Level("DRAM", None)))
 EVIL = "<script>alert(1)</script>"
@@ -43,6 +44,12 @@ def report():
 @pytest.fixture(scope="module")
 def page(report):
     return render(report)
+
+
+@pytest.fixture
+def rendered(page, monkeypatch):
+    """Spares `write` the seconds that `render` takes for the report."""
+    monkeypatch.setattr("redblue.studies.report.page.render", lambda report: page)
 
 
 class Seen(HTMLParser):
@@ -125,6 +132,7 @@ def test_every_schedule_lies_above_the_bound_that_holds_for_it(direction, has_gi
     assert {row["name"] for row in area["data"]["values"]} == {GIVEN if has_given else BEST}
 
 
+@pytest.mark.thorough
 def test_the_page_says_which_bound_holds_for_standard(page):
     backward = " ".join(Seen(render(collect([model(direction="backward")], [TINY]))).text.split())
     assert f"Backward, {STANDARD_REMARK}. For that schedule only the line “{GIVEN}” is a bound" in backward
@@ -211,7 +219,7 @@ def test_a_boundary_where_nothing_fits_names_the_words_needed():
     assert "none fits" in text
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", thorough("backward")])
 def test_a_figure_draws_on_its_own(direction):
     drawn = curve(model(direction=direction).layers[0].problem, [TINY], points=12)
     spec = words_figure(drawn, width=800).to_dict() | {"config": style.config("light")}
@@ -236,7 +244,7 @@ def test_colours_are_apart_from_their_ground():
             assert (light + 0.05) / (dark + 0.05) >= least, name
 
 
-def test_a_page_is_written_whole(report, page, tmp_path):
+def test_a_page_is_written_whole(report, page, rendered, tmp_path):
     target = tmp_path / "report.html"
     target.write_text("old")
     assert write(report, target, force=True) == write(report, target) == target  # the second replaces a report
@@ -244,7 +252,7 @@ def test_a_page_is_written_whole(report, page, tmp_path):
     assert os.listdir(tmp_path) == ["report.html"]
 
 
-def test_a_failed_write_leaves_the_old_file(report, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(report, rendered, tmp_path, monkeypatch):
     target = tmp_path / "report.html"
     target.write_text("old")
 
@@ -258,7 +266,7 @@ def test_a_failed_write_leaves_the_old_file(report, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["report.html"]
 
 
-def test_unwritable_paths_are_refused(report, tmp_path):
+def test_unwritable_paths_are_refused(report, rendered, tmp_path):
     with pytest.raises(RedblueError, match="it is a folder"):
         write(report, tmp_path)
     with pytest.raises(RedblueError, match="there is no folder"):
@@ -375,6 +383,7 @@ def test_every_schedule_has_a_look_of_its_own():
         assert len({look.shape for look in looks}) == len({look.light for look in looks}) == len(looks)
 
 
+@pytest.mark.thorough
 def test_results_of_experiments_are_shown_with_what_made_them(page, tmp_path):
     result = experiments.run("figure-2022", out=tmp_path)
     report = collect([model()], [TINY], results=[result])

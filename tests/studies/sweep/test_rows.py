@@ -23,6 +23,7 @@ def tried(make, *arguments, **options):
         return error
 
 
+@pytest.mark.thorough
 def test_rows_are_those_of_count_and_lower_bound():
     """Every schedule at every point, in the order of the product, with every direction and grouped heads."""
     axes = {"n": 24, "d": [8, 24], "words": [60, 600], "mask": "full,window:9,2", "heads": 4, "kv_heads": [2, 4]}

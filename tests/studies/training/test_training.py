@@ -120,6 +120,7 @@ def test_the_curves_lie_on_one_another(dtype, tolerance):
     assert np.abs(np.array(run_of(NONE, dtype=dtype).finish().losses) - base).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_every_part_gives_rows(text, tmp_path):
     small = {"d_model": 32, "heads": 2, "layers": 1}
     (row,) = curves.run(TINY | {"contender": REDBLUE}, tmp_path)

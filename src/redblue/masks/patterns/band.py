@@ -106,15 +106,16 @@ class Band:
         # from there, it is col_blocks.
         meets = clip(first_block_reaching(self.n_cols - 1), inner, inner_stop)
         stops = floor_sum(meets - inner, group * cols, rows, inner * rows + rows - 1 + group * (end + cols - 1))
-        in_last = stop(high) - start(high)
-        tiles = stops + (inner_stop - meets) * col_blocks - starts + in_last + distinct * (stop(low) - start(low))
+        first_stop, last_stop = stop(low), stop(high)
+        in_last = last_stop - start(high)
+        tiles = stops + (inner_stop - meets) * col_blocks - starts + in_last + distinct * (first_stop - start(low))
 
         # Only the last row block and the last column block may be shorter than the others.
         short_row = (high == row_blocks - 1) * (row_blocks * rows - self.n_rows)
         short_col = col_blocks * cols - self.n_cols
         first_reaching = clip(first_block_reaching((col_blocks - 1) * cols), inner, inner_stop)
-        last_reaches = 1 * (stop(high) == col_blocks)
-        blocks_in_last_col = inner_stop - first_reaching + last_reaches + distinct * (stop(low) == col_blocks)
+        last_reaches = 1 * (last_stop == col_blocks)
+        blocks_in_last_col = inner_stop - first_reaching + last_reaches + distinct * (first_stop == col_blocks)
         sum_cols = cols * tiles - short_col * blocks_in_last_col
         last_cols = cols * in_last - short_col * last_reaches
         return TileSums(tiles, rows * tiles - short_row * in_last, sum_cols, rows * sum_cols - short_row * last_cols)
