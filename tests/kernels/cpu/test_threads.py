@@ -265,7 +265,7 @@ print("right without another thread")
     assert said == ["right without another thread"]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [thorough(1), 2])
 def test_a_caller_that_flushes_subnormal_numbers_gets_the_same_results(threads):
     """PyTorch and JAX let a thread flush them to 0. A new worker inherits this from the thread that creates it."""
     pytest.importorskip("torch")

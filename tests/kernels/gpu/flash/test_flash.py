@@ -108,6 +108,7 @@ def test_bias_of_any_broadcastable_shape(shape):
     check(q, k, v, bias, bias=bias)
 
 
+@pytest.mark.thorough
 def test_gradient_of_a_bias_with_all_other_options():
     q, k, v = normal(2, 2, 2, 18, 3), normal(2, 1, 1, 18, 3), normal(2, 1, 1, 18, 3)
     bias = normal(2, 1, 1, 18, 18)

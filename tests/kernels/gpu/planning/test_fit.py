@@ -88,6 +88,7 @@ for needed in fit.fits_of(fit.paged_runs(Sizes((2,), 8, 4, 0, 64, 64, 64), "floa
 """
 
 
+@pytest.mark.thorough
 def test_one_plan_of_each_kind_fits():
     """The thorough test_planned_kernels_fit_and_hardly_spill_registers compiles many plans."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}

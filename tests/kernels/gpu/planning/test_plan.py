@@ -167,6 +167,7 @@ def test_if_no_kernel_fits_the_error_names_the_memory_needed():
     assert f"{error.need_bytes:,} bytes" in str(error)
 
 
+@pytest.mark.thorough
 def test_flash_hybrid_and_small_cache_follow_one_another_as_d_grows():
     """With less shared memory, small_cache begins at a smaller d."""
     order = {name: i for i, name in enumerate(("flash", "hybrid", "small_cache"))}
