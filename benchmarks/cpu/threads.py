@@ -112,11 +112,11 @@ def in_turns(call: Callable[[], Any]) -> dict[str, float]:
 
 def measure(name: str) -> dict[str, Any]:
     """All figures of one contender, measured in this process."""
-    shapes = {shape: after_pauses(contender(name, sizes)) for shape, sizes in SHAPES.items()}
-    turns = (
+    pauses = {shape: after_pauses(contender(name, sizes)) for shape, sizes in SHAPES.items()}
+    alternating = (
         {} if name in (NUMPY, ALONE) else {shape: in_turns(contender(name, sizes)) for shape, sizes in SHAPES.items()}
     )
-    return {"pauses": shapes, "turns": turns}
+    return {"pauses": pauses, "turns": alternating}
 
 
 def neighbour() -> None:
@@ -168,8 +168,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for beside, contenders in results.items():
         for name, result in contenders.items():
-            for shape, turn in result["turns"].items():
-                figures = f"{turn['attention_after_product']:.2f} | {turn['product_after_attention']:.2f}"
+            for shape, ratios in result["turns"].items():
+                figures = f"{ratios['attention_after_product']:.2f} | {ratios['product_after_attention']:.2f}"
                 lines.append(f"| {beside} | {shape} | {name} | {figures} |")
     return "\n".join(lines)
 

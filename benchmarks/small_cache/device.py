@@ -202,8 +202,8 @@ def pinned(direction: str, launch: Launch) -> Iterator[None]:
     """A context in which calls of this direction run this launch instead of the planned one."""
     usual = gpu.plan
 
-    def one(asked: str, *request: Any) -> Launch:
-        return launch if asked == direction else usual(asked, *request)
+    def one(requested: str, *arguments: Any) -> Launch:
+        return launch if requested == direction else usual(requested, *arguments)
 
     gpu.plan = one
     try:

@@ -175,10 +175,10 @@ def precision_of(x: Tensor) -> str:
     return "tf32" if (settings.allow_tf32 if precision is None else precision == "tf32") else "ieee"
 
 
-def _tasks(call: layouts.Call, options: Options, given: dict[str, Tensor]) -> Iterator[Task]:
+def _tasks(call: layouts.Call, options: Options, tensors: dict[str, Tensor]) -> Iterator[Task]:
     """Yield the call as tasks with one leading dimension: one task, unless a tensor's strides require several.
 
-    given: the tensors by their names in Task or Options, those of `_arrays` included.
+    tensors: the tensors by their names in Task or Options, those of `_arrays` included.
     """
     check_numbers(options)
     sizes = call.sizes
@@ -191,9 +191,9 @@ def _tasks(call: layouts.Call, options: Options, given: dict[str, Tensor]) -> It
     if options.seed is None:
         common["dropout"] = 0.0
     named = {}
-    for name, x in given.items():
+    for name, x in tensors.items():
         (named if name not in Options._fields or (name in ARRAYS and ARRAYS[name].lead) else common)[name] = x
-    stream_planes = None if mask is None else _planes(mask, sizes, given["q"].device)
+    stream_planes = None if mask is None else _planes(mask, sizes, tensors["q"].device)
     if stream_planes is not None:
         named["planes"] = stream_planes
     lse = named["lse"]

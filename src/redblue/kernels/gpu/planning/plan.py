@@ -110,9 +110,10 @@ def _for_hopper(
     direction: str, sizes: Sizes, dtype: str, card: Card, options: PlanOptions, schedule: str
 ) -> tuple[Launch, ...]:
     """The launches of kernels written for sm_90; empty if they do not support the call."""
-    call, asked = (direction, sizes, dtype, card), schedule in ("auto", "flash") and bool(options.by_gluon)
-    forward = by_gluon.choices(*call, options.by_gluon) if asked else ()
-    backward = one_pass.choices(*call, options.by_gluon) if asked and options.any_order else ()
+    call = direction, sizes, dtype, card
+    supports_gluon = schedule in ("auto", "flash") and bool(options.by_gluon)
+    forward = by_gluon.choices(*call, options.by_gluon) if supports_gluon else ()
+    backward = one_pass.choices(*call, options.by_gluon) if supports_gluon and options.any_order else ()
     wide = by_tma.choices(*call) if options.by_tma and schedule in ("auto", "small_cache") else ()
     return (
         *(Launch("flash", x, stages=x.stages, shared_bytes=x.shared_bytes(sizes.d, sizes.d_v)) for x in forward),
