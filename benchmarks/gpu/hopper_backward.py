@@ -2,7 +2,7 @@
 
 Each variant and head dimension runs in a separate process with a time limit, so that a hang costs one row. A process
 first compares small odd sizes with float64 (full, causal and windowed masks, shared key heads, strides, NaN in keys
-that no query attends), then the first and last head at the timed size. Then it times the variant in alternation with
+that no query attends), then the first and last head at the timed size. Then it times a correct variant in turns with
 PyTorch's backends. Rows are JSON lines, each written at once. `--compile` compiles all variants for sm_90 without a
 GPU.
 
@@ -26,6 +26,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 from benchmarks.common.options import chosen, parser_of
+from benchmarks.gpu.gate import EVERYTHING, band_mask, launch_gate
+from benchmarks.gpu.timing import in_rounds, sleep_ahead
 from redblue.kernels.gpu.hopper.backward import backward
 from redblue.kernels.gpu.launch import Task
 from redblue.kernels.gpu.planning.plan import Launch
@@ -35,7 +37,8 @@ from redblue.schedules.flash_onepass import BackwardTiles
 LIMIT = 25.0  # seconds of a process
 N, HEADS = 8192, 32
 ROUNDS = 8
-MAX_RATIO = 2.0  # of the error to the error of the unfused expression in the same type
+DEVICE = "cuda"
+GRADIENTS = "dq", "dk", "dv"
 
 
 class Variant(NamedTuple):
@@ -79,14 +82,8 @@ class Band(NamedTuple):
     first: int | None = None
     end: int | None = None
 
-    def attends(self, n_q: int, n_k: int, device: str) -> Tensor:
-        i, j = torch.arange(n_q, device=device)[:, None], torch.arange(n_k, device=device)[None, :]
-        mask = torch.ones(n_q, n_k, dtype=torch.bool, device=device)
-        if self.first is not None:
-            mask &= j >= i + self.first
-        if self.end is not None:
-            mask &= j < i + self.end
-        return mask
+    def attends(self, n_q: int, n_k: int) -> Tensor | None:
+        return band_mask(n_q, n_k, self.first, self.end, DEVICE)
 
 
 class Case(NamedTuple):
@@ -120,50 +117,27 @@ def flop(n: int, d: int, heads: int, band: Band) -> float:
     return 2 * heads * pairs * 5 * d
 
 
-def exact(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scale: float, mask: Tensor, dtype: torch.dtype
-) -> list[Tensor]:
-    """out, lse, dq, dk, dv of the unfused expression in this type; heads of q that share a key head are summed."""
-    q, k, v, dout = (x.to(dtype) for x in (q, k, v, dout))
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    s = (q @ k.transpose(-1, -2) * scale).masked_fill_(~mask, float("-inf"))
-    lse = torch.logsumexp(s.float() if dtype != torch.float64 else s, -1)
-    p = torch.where(mask, torch.exp(s - lse[..., None].to(dtype)), 0.0)
-    del s
-    out = p @ v
-    dv = p.transpose(-1, -2) @ dout
-    ds = p * (dout @ v.transpose(-1, -2) - (dout * out).sum(-1, keepdim=True))
-    del p
-    dq, dk = ds @ k * scale, ds.transpose(-1, -2) @ q * scale
-    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
-    return [out, lse, dq, dk, dv]
-
-
-def errors(results: list[Tensor], right: list[Tensor]) -> list[float]:
-    return [((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(results, right, strict=True)]
-
-
 def check_small(variant: Variant, d: int, case: Case) -> dict[str, Any]:
+    """The verdict on all gradients of a small call."""
+
     def filled(heads: int, n: int) -> Tensor:
-        x = torch.randn(2, n, heads, d, device="cuda").to(case.dtype).transpose(1, 2)
+        x = torch.randn(2, n, heads, d, device=DEVICE).to(case.dtype).transpose(1, 2)
         return x if case.strided else x.contiguous()
 
     torch.manual_seed(1)
     q, dout = (filled(case.heads, case.n_q) for _ in range(2))
     k, v = (filled(case.kv_heads, case.n_k) for _ in range(2))
-    scale, mask = d**-0.5, case.band.attends(case.n_q, case.n_k, "cuda")
-    out, lse, *right = exact(q, k, v, dout, scale, mask, torch.float64)
-    unfused = errors(exact(q, k, v, dout, scale, mask, case.dtype)[2:], right)
-    unattended = ~mask.any(0)
-    k[:, :, unattended], v[:, :, unattended] = float("nan"), float("nan")
+    attends = case.band.attends(case.n_q, case.n_k)
+    gate = launch_gate(q, k, v, dout, attends, parts=[EVERYTHING])
+    out, lse = gate.exact[0]["out"].to(case.dtype), gate.exact[0]["lse"].float()
+    if attends is not None:
+        unattended = ~attends.any(0)
+        k[:, :, unattended], v[:, :, unattended] = float("nan"), float("nan")
     results = [torch.full_like(x, float("nan")) for x in (q, k, v)]
-    task = task_of(q, k, v, out.to(case.dtype), lse.float(), dout, case.band, results)
-    for run in variant.runs(task):
+    for run in variant.runs(task_of(q, k, v, out, lse, dout, case.band, results)):
         run()
-    own_errors = errors(results, right)
-    good = all(a <= MAX_RATIO * max(b, 1e-3) for a, b in zip(own_errors, unfused, strict=True))
-    return {"case": str(case), "errors": own_errors, "unfused": unfused, "good": good}
+    verdict = gate.verdict(dict(zip(GRADIENTS, results, strict=True)))
+    return {"case": str(case)} | verdict._asdict() | {"right": verdict.right}
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -184,30 +158,13 @@ def peers(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> dict[s
     return calls
 
 
-def in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Milliseconds of each call, by the device's events. The queue is filled first, so that no launch delays a call."""
-    events: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(1_000_000)
-            start.record()
-            call()
-            end.record()
-            events[name].append((start, end))
-    torch.cuda.synchronize()
-    return {name: [a.elapsed_time(b) for a, b in pairs] for name, pairs in events.items()}
-
-
 def measure(variant: Variant, d: int, band: Band) -> dict[str, Any]:
-    """Errors of the first and last head at the full size, and times."""
+    """The verdict on the first and last head at the full size, and times if the gradients are right."""
     torch.manual_seed(2)
-    q, k, v, dout = (torch.randn(1, HEADS, N, d, device="cuda").bfloat16() for _ in range(4))
-    causal, scale = band is CAUSAL, d**-0.5
+    q, k, v, dout = (torch.randn(1, HEADS, N, d, device=DEVICE).bfloat16() for _ in range(4))
+    causal = band is CAUSAL
     out, lse = forward(q, k, v, causal)
-    results = [torch.empty_like(x) for x in (q, k, v)]
+    results = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     task = task_of(q, k, v, out, lse, dout, band, results)
     runs = variant.runs(task)
 
@@ -217,19 +174,18 @@ def measure(variant: Variant, d: int, band: Band) -> dict[str, Any]:
 
     ours()
     torch.cuda.synchronize()
-    mask, own_errors, unfused = band.attends(N, N, "cuda"), [], []
-    for head in (slice(0, 1), slice(HEADS - 1, HEADS)):
-        arrays = [x[:, head] for x in (q, k, v, dout)]
-        right = exact(*arrays, scale, mask, torch.float64)[2:]  # pyright: ignore[reportCallIssue]
-        own_errors += errors([x[:, head] for x in results], right)
-        unfused += errors(exact(*arrays, scale, mask, torch.bfloat16)[2:], right)  # pyright: ignore[reportCallIssue]
-    good = all(a <= MAX_RATIO * b for a, b in zip(own_errors, unfused, strict=True))
-    row: dict[str, Any] = {"errors": own_errors, "unfused": unfused, "good": good}
-    times = in_turns(
-        {"ours": ours, **dict(zip(("prepare", "fused", "finish"), runs, strict=True)), **peers(q, k, v, dout, causal)}
+    gate = launch_gate(q, k, v, dout, band.attends(N, N))
+    verdict = gate.verdict(dict(zip(GRADIENTS, results, strict=True)))
+    row: dict[str, Any] = verdict._asdict() | {"right": verdict.right}
+    if not verdict.right:
+        return row
+    times = in_rounds(
+        {"ours": ours, **dict(zip(("prepare", "fused", "finish"), runs, strict=True)), **peers(q, k, v, dout, causal)},
+        ROUNDS,
+        ahead=sleep_ahead,
     )
-    row["ms"] = {name: round(statistics.median(each), 4) for name, each in times.items()}
-    row["least_ms"] = {name: round(min(each), 4) for name, each in times.items()}
+    row["ms"] = {name: round(1e3 * statistics.median(each), 4) for name, each in times.items()}
+    row["least_ms"] = {name: round(1e3 * min(each), 4) for name, each in times.items()}
     work = flop(N, d, HEADS, band)
     row["tflops"] = {
         name: round(work / ms / 1e9, 1) for name, ms in row["ms"].items() if name not in ("prepare", "finish")
@@ -241,10 +197,8 @@ def emit(out: str, row: dict[str, Any]) -> None:
     with Path(out).open("a") as file:
         file.write(json.dumps(row) + "\n")
     if "tflops" in row:
-        print(
-            f"{row['name']:26} d {row['d']:3} {row['mask']:7} good {row['good']}  TFLOP/s {row['tflops']}", flush=True
-        )
-        print(f"{'':26} ms {row['ms']} errors {[f'{x:.1e}' for x in row['errors']]}", flush=True)
+        print(f"{row['name']:26} d {row['d']:3} {row['mask']:7} TFLOP/s {row['tflops']}", flush=True)
+        print(f"{'':26} ms {row['ms']} errors {[f'{x:.1e}' for x in row['errors'].values()]}", flush=True)
     else:
         print({key: value for key, value in row.items() if key != "trace"}, flush=True)
 
@@ -256,7 +210,7 @@ def process(variant: Variant, d: int, out: str) -> None:
     try:
         for case in CASES:
             row = check_small(variant, d, case)
-            if not row["good"]:
+            if not row["right"]:
                 emit(out, base | {"step": "check"} | row)
         emit(out, base | {"step": "checks done", "seconds": round(time.monotonic() - start, 1)})
         for band in (FULL, CAUSAL):

@@ -1,6 +1,6 @@
 """Checks and times variants of the Hopper forward kernel: python -m benchmarks.gpu.hopper --out hopper.jsonl
 
-Each variant is first checked against float64 on the GPU, then timed by events, alternating with SDPA's cuDNN backend. A
+Each variant is first checked against float64 on the GPU, then timed by events, in turns with SDPA's cuDNN backend. A
 worker process runs the rows one by one; if it hangs or crashes, a new worker runs the rest. Each result is appended to
 the file at once. --compile compiles every variant without a GPU and reports registers, spills and serialization.
 """

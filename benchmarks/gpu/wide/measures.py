@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.timing import Run, in_rounds
 from benchmarks.gpu.wide.checks import checked, errors
 from benchmarks.gpu.wide.jobs import DTYPE, SMALL, Job
 from benchmarks.gpu.wide.tasks import runs_of, task_of, tensors
@@ -18,16 +18,9 @@ from redblue.kernels.gpu.table import KERNELS
 REPEATS = 5
 
 
-def device_seconds(call: Callable[[], Any], repeats: int = REPEATS) -> float:
+def device_seconds(call: Run, repeats: int = REPEATS) -> float:
     """The median time of a call on the device."""
-    call()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+    return statistics.median(in_rounds({"": call}, repeats)[""])
 
 
 def flops(job: Job) -> float:
