@@ -12,9 +12,9 @@ import numpy as np
 
 from redblue.base.dtypes import BYTES_PER_WORD, DEFAULT_DTYPE, check_dtype
 from redblue.base.errors import RedblueError
-from redblue.base.integers import clip, whole_number
+from redblue.base.integers import clip, int64_array, whole_number
 from redblue.masks import Mask
-from redblue.masks.numbers import int64_array, numbers
+from redblue.masks.numbers import numbers
 from redblue.masks.patterns.band import Band
 from redblue.masks.rules.bands import Window
 from redblue.problem import Problem

@@ -225,7 +225,7 @@ def test_traces_hold_int64_lines_and_int8_kinds(lines):
         (lambda: play(Trace.of([1]), [level(4), CacheLevel("L2", 1024, 128)]), "L1: 64, L2: 128"),
         (lambda: Trace.of([-1]), "line numbers from 0"),
         (lambda: Trace.of([1], 4), "READ"),
-        (lambda: Trace.of([0.5, 1.9]), "lines must be whole numbers of at most 64 bits, got values of type float64"),
+        (lambda: Trace.of([0.5, 1.9]), r"lines must be whole numbers of at most 64 bits, got shape \(2,\) of float64"),
         (lambda: Trace.of([1], 0.5), "kinds must be whole numbers"),
         (lambda: Trace.of([1, 2], [READ, 1.5]), "kinds must be whole numbers"),
         (lambda: Trace.of([2**70]), "lines must be whole numbers"),

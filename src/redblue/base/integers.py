@@ -1,4 +1,4 @@
-"""Whole numbers: the check of arguments, and exact arithmetic on Python integers or, elementwise, on NumPy arrays.
+"""Whole numbers: the checks of arguments, and exact arithmetic on Python integers or, elementwise, on NumPy arrays.
 
 A closed form on Python integers is fast and cannot overflow. The same functions take arrays, so one formula serves one
 problem or a whole grid of them.
@@ -39,6 +39,37 @@ def whole_number(name: str, value: Any, least: float = 1, most: float = LARGEST,
         limit = f"{most:,} (2^60)" if most == LARGEST else f"{most:,}"
         raise RedblueError(f"{name} must be at most {limit}, got {_short(number)}: give a smaller number{advice}")
     return number
+
+
+def integer_array(
+    name: str, values: Any, wanted: str = "whole numbers of at most 64 bits", dimensions: int | None = None
+) -> np.ndarray:
+    """Check an argument that must be an array of whole numbers, and return it as an array of its own integer type.
+
+    An empty array may have any type, because NumPy makes an empty list an array of floats; the result is then of int64.
+    wanted: the description of the allowed values in errors. dimensions: the number that the array must have; None: any.
+    Raises RedblueError, which names the argument, for anything else.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise RedblueError(f"{name} must be {wanted}; its entries have different shapes ({error})") from None
+    except (TypeError, RuntimeError) as error:  # a tensor on a GPU, or one that requires a gradient
+        raise RedblueError(f"{name} must be {wanted}: {error}") from None
+    if dimensions not in (None, array.ndim) or (array.size and array.dtype.kind not in "iu"):
+        raise RedblueError(f"{name} must be {wanted}, got shape {array.shape} of {array.dtype}")
+    return array if array.size else np.zeros(array.shape, np.int64)
+
+
+def int64_array(name: str, values: Any, wanted: str = "a list of whole numbers that fit 64 bits") -> np.ndarray:
+    """Check an argument that must be a list of whole numbers, and return it as a new one-dimensional int64 array.
+
+    wanted: as in `integer_array`. Raises RedblueError, which names the argument, for anything else.
+    """
+    array = integer_array(name, values, wanted, 1)
+    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+        raise RedblueError(f"{name}[{array.argmax()}] must fit 63 bits, got {array.max()}")
+    return array.astype(np.int64)
 
 
 FACTORS = {"": 1} | {p: 1000**i for i, p in enumerate("KMGT", 1)} | {f"{p}I": 1024**i for i, p in enumerate("KMGT", 1)}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.integers import int64_array, whole_number
 from redblue.kernels.sizes import Sizes
 
 HEADER_SIZE = 4
@@ -86,19 +86,9 @@ def packed(positions: Positions, sizes: Sizes, dropout: float) -> np.ndarray:
     """The positions in the form for kernels. Raises RedblueError for positions that do not fit the call."""
     parts = [np.array(numbers_of(positions, sizes.heads, dropout), np.int64)]
     for name, value, length in (("queries", positions.queries, sizes.n_q), ("keys", positions.keys, sizes.n_k)):
-        try:
-            array = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise RedblueError(
-                f"positions.{name} must be whole numbers, one for each of the {length} {name}: {error}"
-            ) from None
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise RedblueError(
-                f"positions.{name} must be whole numbers, one for each of the {length} {name}, got shape "
-                f"{array.shape} of {array.dtype}"
-            )
-        check_length(name, len(array), length)
-        parts.append(array.astype(np.int64))
+        part = int64_array(f"positions.{name}", value, f"whole numbers, one for each of the {length} {name}")
+        check_length(name, len(part), length)
+        parts.append(part)
     return np.concatenate(parts)
 
 

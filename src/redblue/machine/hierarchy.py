@@ -19,12 +19,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.integers import integer_array, whole_number
 from redblue.compiled import _core
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Trace:
     @classmethod
     def of(cls, lines: Sequence[int] | np.ndarray, kinds: int | Sequence[int] | np.ndarray = READ) -> Trace:
         """Build a trace. kinds: one per line, or one for all. Raises RedblueError for invalid lines and kinds."""
-        numbers, line_kinds = _whole_numbers("lines", lines), _whole_numbers("kinds", kinds)
+        numbers, line_kinds = integer_array("lines", lines), integer_array("kinds", kinds)
         if numbers.ndim != 1 or np.any(numbers < 0) or np.any(numbers >= MAX_LINES):
             raise RedblueError(
                 f"lines must be one row of line numbers from 0 to 2^28 - 1, got shape {numbers.shape}"
@@ -159,19 +159,6 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.lines)
-
-
-def _whole_numbers(name: str, values: Any) -> np.ndarray:
-    """Return the values as an array of whole numbers. Raises RedblueError, which names the argument, for others."""
-    try:
-        numbers = np.asarray(values)
-    except ValueError:  # rows of different lengths
-        numbers = np.array(values, object)
-    if not numbers.size:  # NumPy makes an empty list an array of floats
-        numbers = numbers.astype(np.int64)
-    if numbers.dtype.kind not in "iu":
-        raise RedblueError(f"{name} must be whole numbers of at most 64 bits, got values of type {numbers.dtype}")
-    return numbers
 
 
 def checked_levels(levels: Sequence[CacheLevel]) -> tuple[CacheLevel, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import LARGEST, whole_number
+from redblue.base.integers import LARGEST, int64_array, whole_number
 
 MAX_PRINTED = 16  # numbers: longer lists print only their ends
 
@@ -51,25 +51,6 @@ def numbers(name: str, value: Any, least: int = 0) -> Numbers:
         i = too_small[0]
         raise RedblueError(f"{name}[{i}] must be at least {least}, got {array[i]}")
     return Numbers(array)
-
-
-def int64_array(name: str, value: Any) -> np.ndarray:
-    """Convert a user's list of whole numbers to a 1-D int64 array. Raises RedblueError for anything else."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise RedblueError(
-            f"{name} must be a list of whole numbers; its entries have different shapes ({error})"
-        ) from None
-    if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RedblueError(
-            f"{name} must be a list of whole numbers that fit 64 bits, got shape {array.shape} of {array.dtype}"
-        )
-    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
-        raise RedblueError(f"{name}[{array.argmax()}] must fit 63 bits, got {array.max()}")
-    return array.astype(np.int64)
 
 
 def pair(name: str, value: Any, most: float = LARGEST) -> tuple[int, int]:

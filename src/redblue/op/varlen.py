@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import int64_array
 from redblue.kernels.options import ARRAYS, PackedArguments
 from redblue.masks import Mask
-from redblue.masks.numbers import int64_array
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_flag

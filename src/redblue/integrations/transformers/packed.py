@@ -6,8 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.base.integers import int64_array
 from redblue.masks import Mask
-from redblue.masks.numbers import int64_array
 from redblue.masks.rules.packed import Documents
 from redblue.op.paged.call import CAUSAL
 from redblue.op.varlen import documents, lengths_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
-from redblue.masks.numbers import Numbers, int64_array
+from redblue.base.integers import int64_array, whole_number
+from redblue.masks.numbers import Numbers
 from redblue.masks.patterns.graph import Graph
 from redblue.masks.patterns.pattern import Pattern
 from redblue.masks.patterns.spans import stride

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from redblue.base.errors import RedblueError
-from redblue.masks.numbers import int64_array
+from redblue.base.integers import int64_array
 from redblue.op import api
 
 
@@ -66,7 +66,7 @@ def whole_numbers(name: str, values: Any, sequences: int | None = None) -> np.nd
 
     sequences: the required number of entries, one for each sequence; None: any number.
     """
-    array = np.array(int64_array(name, on_cpu(name, values)))
+    array = int64_array(name, on_cpu(name, values))
     if sequences is not None and len(array) != sequences:
         raise RedblueError(f"{name} must have one entry for each of {sequences} sequences, got {len(array)}")
     return array
