@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from redblue.base.errors import RedblueError
 
 BYTES_PER_WORD = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+ANY_DTYPE = " or ".join(", ".join(BYTES_PER_WORD).rsplit(", ", 1))  # all names as text, for help
 COMPUTED = ("float64", "float32", "bfloat16", "float16")  # the types that kernels compute in
 DEFAULT_DTYPE = "float16"  # of problems and models that name none
 # Maps the bytes of a word to the last type of that size in the table. For 2 bytes, CPU kernels multiply this type.
 DTYPE_OF_BYTES = {size: name for name, size in BYTES_PER_WORD.items()}
+SUM_DTYPES = ("float32", "float64")  # the types in which kernels add
 SIXTEEN_BITS = ("bfloat16", "float16")  # the types that the matrix instructions of GPUs multiply
 # The codes of the types in the compiled core: enum Number in cpp/attention/array.h
 DTYPE_CODES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from redblue import schedules
-from redblue.base.dtypes import DEFAULT_DTYPE
+from redblue.base.dtypes import ANY_DTYPE, DEFAULT_DTYPE
 from redblue.base.errors import RedblueError
 from redblue.base.integers import parse_size
 from redblue.base.text import quoted
@@ -45,7 +45,7 @@ DV = Annotated[int | None, size("--d-v", help="Head dimension of values; --d if 
 Batch = Annotated[int, size("--batch", help="Batch size.")]
 Heads = Annotated[int, size("--heads", help="Query heads.")]
 KvHeads = Annotated[int | None, size("--kv-heads", help="Key/value heads; --heads if left out.")]
-Dtype = Annotated[str | None, typer.Option(help="float64, float32, float16, bfloat16 or float8.")]
+Dtype = Annotated[str | None, typer.Option(help=f"{ANY_DTYPE}.")]
 MaskText = Annotated[
     str,
     typer.Option(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from redblue.base.dtypes import ANY_DTYPE, DEFAULT_DTYPE
 from redblue.base.journal import journal_path
 from redblue.base.progress import progress_bar
 from redblue.base.terminal import message
@@ -33,7 +34,7 @@ AXES = {
     "batch": "Batch size; 1 if left out.",
     "mask": "Masks (redblue mask --help lists them), such as full,causal,window:1024,0; full if left out.",
     "window": "Numbers of keys before the query's own, for sliding windows; or give --mask.",
-    "dtype": "float64, float32, float16, bfloat16 or float8; float16 if left out.",
+    "dtype": f"{ANY_DTYPE}; {DEFAULT_DTYPE} if left out.",
     "direction": "forward, backward or gradient_x; forward if left out.",
     "schedule": "Schedules; all that apply, if left out.",
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redblue.base.cpus import usable_cpus
-from redblue.base.dtypes import sum_dtype
+from redblue.base.dtypes import SUM_DTYPES, sum_dtype
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu import call as cpu
 from redblue.kernels.cpu.arrays import array_memory, described, type_name
@@ -234,8 +234,8 @@ class NumpyCall:
             if array.shape != shape or array.dtype != self.q.dtype:
                 raise RedblueError(f"{name} must be {shape} of {self.dtype}, got {array.shape} of {array.dtype.name}")
         for name, array in (("lse", lse), ("dlse", dlse)):
-            if array is not None and (array.shape != shape[:-1] or array.dtype.name not in ("float32", "float64")):
-                wanted = f"{shape[:-1]} of float32 or float64"
+            if array is not None and (array.shape != shape[:-1] or array.dtype.name not in SUM_DTYPES):
+                wanted = f"{shape[:-1]} of {' or '.join(SUM_DTYPES)}"
                 raise RedblueError(f"{name} must be {wanted}, got {array.shape} of {array.dtype.name}")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from redblue.base.dtypes import dtype_name
+from redblue.base.dtypes import SUM_DTYPES, dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.options import PagedArguments
 from redblue.op import api
@@ -116,9 +116,9 @@ def _checked_parts(arrays: dict[str, Any]) -> list[Any]:
         if tuple(lse.shape) != tuple(out_a.shape[:-1]):
             wanted = f"{tuple(out_a.shape[:-1])}, the shape of out_a without d_v"
             raise RedblueError(f"{name} must be {wanted}, got {tuple(lse.shape)}: is it transposed?")
-        if dtype_name(lse.dtype) not in ("float32", "float64") or lse.dtype != lse_a.dtype:
+        if dtype_name(lse.dtype) not in SUM_DTYPES or lse.dtype != lse_a.dtype:
             raise RedblueError(
-                f"{name} must have the type of the other lse, float32 or float64, got {dtype_name(lse.dtype)}"
+                f"{name} must have the type of the other lse, {' or '.join(SUM_DTYPES)}, got {dtype_name(lse.dtype)}"
             )
     devices = {str(getattr(x, "device", "cpu")) for x in arrays.values()}
     if len(devices) > 1:
