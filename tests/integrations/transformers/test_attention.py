@@ -2,6 +2,7 @@
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from redblue.base.errors import RedblueError
-from redblue.integrations.transformers import NAME, mask_function, register
+from redblue.integrations.transformers import NAME, mask_function, register, registration
 from redblue.integrations.transformers.attention import attention_forward
 from redblue.integrations.transformers.mask_function import redblue_mask
 from redblue.masks import Mask
@@ -303,22 +304,59 @@ def test_a_model_that_writes_into_its_mask(change, context, monkeypatch):
             torch.testing.assert_close(out, eager(*inputs, allowed=expected), atol=1e-12, rtol=0)
 
 
-def test_registration():
+@pytest.fixture
+def unregistered():
+    """Undoes the requests of other tests in this process: the programs of the guide and the examples leave theirs."""
+    for request in list(registration._requests):
+        request.undo()
+
+
+def is_registered():
+    names = [NAME in interface._global_mapping for interface in (AttentionInterface, AttentionMaskInterface)]
+    assert names in ([True] * 2, [False] * 2)
+    return names[0]
+
+
+def test_registration(unregistered):
     with register() as registered:
         assert AttentionInterface._global_mapping[NAME] is attention_forward
         assert AttentionMaskInterface._global_mapping[NAME] is redblue_mask
-        register()  # changes nothing
         registered.undo()
-        assert NAME not in AttentionInterface._global_mapping
-        assert NAME not in AttentionMaskInterface._global_mapping
+        assert not is_registered()
         registered.undo()
 
 
-def test_a_name_that_is_taken_is_refused(monkeypatch):
+def test_a_request_does_not_undo_the_registration_of_another(unregistered):
+    first = register()
+    with register() as second:
+        pass
+    assert is_registered()
+    second.undo()  # for the second time
+    assert is_registered()
+    third = register()
+    first.undo()
+    assert is_registered()
+    third.undo()
+    assert not is_registered()
+
+
+def test_requests_of_several_threads(unregistered):
+    def requests(_):
+        for _ in range(50):
+            with register():
+                assert is_registered()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(requests, range(8)))
+    assert not is_registered()
+
+
+def test_a_name_that_is_taken_is_refused(unregistered, monkeypatch):
     monkeypatch.setitem(AttentionInterface._global_mapping, NAME, print)
     with pytest.raises(RedblueError, match='already has another implementation named "redblue"'):
         register()
     assert NAME not in AttentionMaskInterface._global_mapping
+    assert not registration._requests
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching import continuous_api, initiali
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from redblue.base.errors import RedblueError
-from redblue.integrations.transformers import NAME, batching, paged, register
+from redblue.integrations.transformers import NAME, batching, paged, register, registration
 from redblue.integrations.transformers.batching import ROUTED
 
 VOCABULARY, EOS = 150, 149
@@ -354,16 +354,16 @@ def test_a_model_that_was_left_on_the_route_serves_again():
     assert model.config._attn_implementation == NAME
 
 
-def test_the_route_goes_with_the_registration():
+def test_the_route_goes_with_the_last_registration():
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
 
-    registration = register()
     routed = getattr(Manager, batching.METHOD)
-    register()
+    with register():
+        assert getattr(Manager, batching.METHOD) is routed
     assert getattr(Manager, batching.METHOD) is routed
     assert ROUTED in AttentionInterface._global_mapping
-    registration.undo()
-    registration.undo()
+    for request in list(registration._requests):
+        request.undo()
     assert ROUTED not in AttentionInterface._global_mapping
     assert getattr(Manager, batching.METHOD) is routed.__wrapped__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from inspect import signature
 from typing import Any
 
@@ -11,19 +12,29 @@ from redblue.integrations.transformers.batching import ROUTED, manager, route, u
 NAME = "redblue"
 
 
+_lock = threading.RLock()
+_requests: list[Registration] = []  # those in force
+
+
 class Registration:
-    """The entries of `register` in transformers' two registries, removed by `undo`, or at the end of a `with` block."""
+    """A request of `register`, undone by `undo` or at the end of a `with` block."""
 
     def undo(self) -> None:
-        """Remove redblue from transformers' registries. Further calls do nothing.
+        """Undo this request. The last request removes redblue from transformers' registries. Further calls do nothing.
 
-        Models that were made with `attn_implementation="redblue"` need another implementation from then on:
+        Without requests, models that were made with `attn_implementation="redblue"` need another implementation:
         `model.set_attn_implementation("sdpa")`.
         """
-        unroute()
-        for registry, name, function in _entries():
-            if registry.get(name) is function:
-                del registry[name]
+        with _lock:
+            if self not in _requests:
+                return
+            _requests.remove(self)
+            if _requests:
+                return
+            unroute()
+            for registry, name, function in _entries():
+                if registry.get(name) is function:
+                    del registry[name]
 
     def __enter__(self) -> Registration:
         return self
@@ -33,22 +44,26 @@ class Registration:
 
 
 def register() -> Registration:
-    """Make `attn_implementation="redblue"` work in transformers. Further calls change nothing.
+    """Make `attn_implementation="redblue"` work in transformers, until every request has been undone.
 
     On CPUs this includes `generate_batch` (continuous batching), with transformers 5.23.
-    Returns an object whose `undo()` removes the registration; it also works as a context. Raises RedblueError if
+    Returns a Registration, whose `undo()` or `with` block undoes this request. Raises RedblueError if
     transformers or PyTorch is not installed, or if the name belongs to another implementation.
     """
-    entries = _entries()
-    for registry, name, function in entries:
-        if registry.get(name, function) is not function:
-            raise RedblueError(
-                f'transformers already has another implementation named "{name}", {registry[name]!r}: remove it first'
-            )
-    for registry, name, function in entries:
-        registry[name] = function
-    route(NAME)
-    return Registration()
+    with _lock:
+        entries = _entries()
+        for registry, name, function in entries:
+            if registry.get(name, function) is not function:
+                raise RedblueError(
+                    f'transformers already has another implementation named "{name}", {registry[name]!r}: remove it '
+                    "first"
+                )
+        for registry, name, function in entries:
+            registry[name] = function
+        route(NAME)
+        registration = Registration()
+        _requests.append(registration)
+    return registration
 
 
 def _entries() -> tuple[tuple[dict[str, Any], str, Any], ...]:
