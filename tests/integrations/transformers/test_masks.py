@@ -1,12 +1,15 @@
 """Mask functions of transformers as redblue's masks: the same entries, and rules for known functions."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 from transformers import masking_utils as hf
 
-from redblue.integrations.transformers import mask_function, tiles
+from redblue import RedblueError
+from redblue.integrations.transformers import mask_function, register, tiles
 from redblue.integrations.transformers.mask_function import redblue_mask
 from redblue.integrations.transformers.mask_tensor import MaskTensor
 from redblue.masks.rules.packed import Documents
@@ -174,10 +177,28 @@ def recurring(batch_idx, head_idx, q_idx, kv_idx):
 
 def test_a_function_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(mask_function, "SMALL", 0)
-    from redblue.base.errors import RedblueError
-
     with pytest.raises(RedblueError, match="recurring"):
         redblue_mask(1, 8, 8, mask_function=recurring)
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (1, 6), (3, 6), (2, 1, 6), (2, 6, 6)], ids=str)
+@pytest.mark.parametrize("q_length", [1, 6, 200])
+def test_padding_of_another_shape_is_refused_by_name(shape, q_length):
+    """At every size: small masks are made by transformers' function, which broadcasts some shapes."""
+    shape = tuple(q_length if size == 6 else size for size in shape)
+    got = re.escape("must be (batch, keys) = (2, keys), with 0 for padded keys, or a 4-D mask")
+    with pytest.raises(RedblueError, match=f"{got}.*, got {re.escape(str(shape))}$"):
+        redblue_mask(2, q_length, q_length, attention_mask=torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("n", [6, 200])
+def test_a_model_refuses_masks_of_another_shape_by_name(n):
+    config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16)
+    with register():
+        model = transformers.LlamaModel._from_config(config, attn_implementation="redblue")
+        for shape in ((n,), (1, n), (2, 1, n)):
+            with pytest.raises(RedblueError, match=re.escape(f"got {shape}")):
+                model(torch.ones(2, n, dtype=torch.long), attention_mask=torch.ones(shape, dtype=torch.long))
 
 
 def test_labels_that_recur_are_lowered_by_tiles(monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
+from redblue.base.errors import RedblueError
 from redblue.integrations.transformers import recognised
 from redblue.integrations.transformers.mask_tensor import MaskTensor
 from redblue.integrations.transformers.support import follows_sdpa, is_captured
@@ -43,7 +44,9 @@ def redblue_mask(
       being captured, or if a small mask is no window. Models that support floating masks only get the mask
       for "eager". (A single query, which is a step of generation, needs only one number per key. Making the rule of a
       small mask costs more than the rule saves.)
+    Raises RedblueError unless attention_mask is (batch_size, keys).
     """
+    _check_padding(attention_mask, batch_size)
     floating = config is not None and not follows_sdpa(type(config).__module__.replace(".configuration_", ".modeling_"))
     plain = partial(
         masking_utils.eager_mask if floating else masking_utils.sdpa_mask,
@@ -63,7 +66,7 @@ def redblue_mask(
     shape, q_first, used = (batch_size, 1, q_length, kv_length), int(q_offset), kv_length
     if recognised.is_causal(mask_function):  # omit keys after the last query: unused rows of a cache of fixed size
         used = min(used, max(0, q_first + q_length - kv_offset))
-    padding = _padding(attention_mask, batch_size, kv_offset, used)
+    padding = _padding(attention_mask, kv_offset, used)
     place = recognised.Place(batch_size, q_length, used, q_first, kv_offset)
     try:
         mask = recognised.mask_of(mask_function, place)
@@ -83,7 +86,16 @@ def redblue_mask(
     return MaskTensor(rule, used, shape, torch.device(device), dtype if floating else torch.bool)
 
 
-def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) -> Mask | None:
+def _check_padding(attention_mask: Tensor | None, batch: int) -> None:
+    """Raise RedblueError unless the padding has one row per batch entry."""
+    if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[0] != batch):
+        raise RedblueError(
+            f"attention_mask must be (batch, keys) = ({batch}, keys), with 0 for padded keys, or a 4-D mask "
+            f"(batch, 1 or heads, n_q, n_k), got {tuple(attention_mask.shape)}"
+        )
+
+
+def _padding(attention_mask: Tensor | None, first: int, count: int) -> Mask | None:
     """The mask of padded keys; None if there are none. Keys beyond the end of attention_mask are padding."""
     if attention_mask is None:
         return None
@@ -91,5 +103,5 @@ def _padding(attention_mask: Tensor | None, batch: int, first: int, count: int) 
     missing = count - kept.shape[1]
     if missing:
         kept = np.concatenate([kept, np.zeros((len(kept), missing), bool)], axis=1)
-    mask = recognised.key_mask(np.broadcast_to(kept, (batch, count)))
+    mask = recognised.key_mask(kept)
     return None if mask.is_full else mask
