@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypedDict
 
-from redblue.base.dtypes import COMPUTED, DTYPE_CODES
+from redblue.base.dtypes import COMPUTED, DTYPE_CODES, dtype_name
 from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.compiled import _core
@@ -22,7 +23,7 @@ from redblue.kernels.sizes import Sizes
 from redblue.kernels.table import REQUESTABLE
 from redblue.masks import Mask
 
-Memory = tuple[int, tuple[int, ...], str]  # an array's address, its strides in elements, and the name of its type
+Memory = tuple[int, tuple[int, ...], Any]  # an array's address, its strides in elements, and its library's type
 
 
 class CommonArguments(TypedDict, total=False):
@@ -154,8 +155,11 @@ class Options(NamedTuple):
 
         Raises RedblueError for a number outside the range of the kernels: see `check_size`.
         """
-        scale, softcap = sizes.d**-0.5 if self.scale is None else self.scale, self.softcap or 0.0
-        check_size("scale", scale)
+        scale, softcap = self.scale, self.softcap or 0.0
+        if scale is None:
+            scale = sizes.d**-0.5  # always within the range
+        else:
+            check_size("scale", scale)
         if softcap:
             check_size("softcap", softcap)
             check_size("scale / softcap", scale / softcap)
@@ -176,8 +180,14 @@ class Options(NamedTuple):
             rules, (address, strides, dtype) = ARRAYS[name], memory_of(x)
             arguments[name] = rules.as_core_array(address, strides, sizes)
             if rules.own_type:
-                arguments[f"{name}_number"] = DTYPE_CODES[dtype]
+                arguments[f"{name}_number"] = _code_of(dtype)
         return arguments
+
+
+@lru_cache(maxsize=64)
+def _code_of(dtype: Any) -> int:
+    """The code of a type of NumPy or PyTorch. NumPy takes 8 us to find the type's name."""
+    return DTYPE_CODES[dtype_name(dtype)]
 
 
 class ArrayOption(NamedTuple):
@@ -204,8 +214,8 @@ class ArrayOption(NamedTuple):
             return _core.Array(address, tuple(strides))
         if self.lead:
             return _core.Array(address, (*strides, 0, 0))
-        leading = len(sizes.lead) + 1
-        return _core.Array(address, (*[0] * leading, *strides, 0))  # its only dimension lies along the rows
+        leading = (0,) * (len(sizes.lead) + 1)
+        return _core.Array(address, (*leading, *strides, 0))  # its only dimension lies along the rows
 
     @property
     def is_converted(self) -> bool:

@@ -1,14 +1,12 @@
-"""Descriptions of arrays for the compiled core: an address, strides in elements, and the name of a number type."""
+"""Descriptions of arrays for the compiled core: an address, strides in elements, and a number type."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from redblue.base.dtypes import dtype_name
 from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.call import Array
 from redblue.kernels.options import Memory
@@ -21,21 +19,12 @@ def described(array: np.ndarray) -> Array:
 
 def array_memory(array: np.ndarray) -> Memory:
     """The memory of a NumPy array. Raises RedblueError if a stride is not a whole number of elements."""
-    return array.ctypes.data, element_strides(array), type_name(array.dtype)
+    return array.ctypes.data, element_strides(array), array.dtype
 
 
 def tensor_memory(tensor: Any) -> Memory:
     """The memory of a PyTorch tensor."""
-    return tensor.data_ptr(), tensor.stride(), _tensor_type_name(tensor.dtype)
-
-
-_tensor_type_name = lru_cache(maxsize=64)(dtype_name)
-
-
-@lru_cache(maxsize=64)
-def type_name(dtype: np.dtype) -> str:
-    """The name of a NumPy type, which NumPy takes 5 us to find."""
-    return dtype.name
+    return tensor.data_ptr(), tensor.stride(), tensor.dtype
 
 
 def element_strides(array: np.ndarray) -> tuple[int, ...]:
