@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+import redblue as rb
 from redblue.integrations.transformers import mask_function, register
 from support.transformers_models.compare import compare
 from support.transformers_models.fixes import CONFIGS
@@ -52,6 +53,28 @@ def test_a_model_is_the_same_as_eager(name):
     outcome = compare(getattr(transformers, name), sdpa=False)
     assert outcome["status"] == "same", outcome
     assert outcome.get("generates") in ("same", None), outcome
+
+
+OWN_TABLES = ["SamModel", "SamHQModel", "DeepseekOcr2Model", "UnlimitedOcrModel"]
+
+
+@pytest.mark.parametrize(
+    "name", [OWN_TABLES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in OWN_TABLES[1:])]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_a_table_of_its_own_runs_on_redblue_through_sdpa(name):
+    cls = getattr(transformers, name)
+    assert compare(cls, sdpa=False)["reason"] == "KeyError: 'redblue'"
+    with rb.sdpa() as used:
+        assert compare(cls)["sdpa"] == "same"
+    assert used.served > 0
+    assert not used.refused
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_git_has_only_eager_attention():
+    outcome = compare(transformers.GitModel)
+    assert (outcome["reason"], outcome["sdpa"]) == ("KeyError: 'redblue'", "refused")
 
 
 def tiny_model(name, **fields):

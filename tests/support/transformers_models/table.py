@@ -110,9 +110,10 @@ def _page(records: list[dict[str, Any]], models: dict[str, Any], versions: dict[
             lines.append(f"| {r['class']} | {r['status']} | {r.get('sdpa')} | {reason} |")
     lines += [
         "",
-        "`KeyError: 'redblue'`: the model chooses its attention from a table of its own, not from transformers'",
-        "registry, and redblue does not extend this table. If the class runs with `sdpa`, it runs on redblue with",
-        '`attn_implementation="sdpa"` inside `redblue.sdpa()`.',
+        "`KeyError: 'redblue'`: the model looks up its attention in a table of classes of its own, not in",
+        "transformers' registry, and redblue does not extend this table. Classes that are the same with `sdpa` run on",
+        'redblue with `attn_implementation="sdpa"` inside `redblue.sdpa()`. GIT has eager attention only, so that',
+        "redblue cannot compute its attention.",
         "",
         '"Errors" are the largest relative errors of redblue against eager. "inf" means that eager and redblue have',
         "different numbers of results, or infinite or undefined values at different places.",
