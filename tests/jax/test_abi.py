@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from redblue.jax import abi
 
 # The names of the structs in C
 IN_C = {
-    abi.Extension: "XLA_FFI_Extension_Base",
+    abi.Extension: "XLA_FFI_InternalExtension",
     abi.Version: "XLA_FFI_Api_Version",
     abi.Metadata: "XLA_FFI_Metadata",
     abi.MetadataExtension: "XLA_FFI_Metadata_Extension",
@@ -24,17 +25,19 @@ IN_C = {
     abi.Attributes: "XLA_FFI_Attrs",
     abi.Frame: "XLA_FFI_CallFrame",
 }
+EXTENSION_BEFORE = "XLA_FFI_Extension_Base"  # the name of abi.Extension in the headers of JAX 0.10 and older
 EMBEDDED = abi.Version, abi.Arguments, abi.Attributes  # parts of other structs, so that their sizes must be exact
 
 
-def c_program() -> str:
-    """A C program that compiles only if each declared struct has the layout of the header."""
+def c_program(header: str) -> str:
+    """A C program that compiles only if each declared struct has the layout of the header, given as text."""
     lines = ["#include <stddef.h>", '#include "xla/ffi/api/c_api.h"']
 
     def same(condition: str) -> None:
         lines.append(f'_Static_assert({condition}, "{condition}");')
 
-    for struct, name in IN_C.items():
+    older = {abi.Extension: EXTENSION_BEFORE} if EXTENSION_BEFORE in header else {}
+    for struct, name in (IN_C | older).items():
         for field, kind in struct._fields_:
             same(f"offsetof({name}, {field}) == {getattr(struct, field).offset}")
             same(f"sizeof((({name}*)0)->{field}) == {ctypes.sizeof(kind)}")
@@ -74,7 +77,8 @@ def test_the_structs_are_those_of_the_header(tmp_path):
         command = ["gcc", "-fsyntax-only", "-Wno-strict-prototypes", "-I", jax.ffi.include_dir(), str(source)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    program = c_program()
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    program = c_program(header)
     result = compiles(program)
     assert result.returncode == 0, result.stderr
     assert program.count("_Static_assert") > 80

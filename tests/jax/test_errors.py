@@ -43,7 +43,13 @@ BAD = {
     ),
     "length type": ({"key_value_seq_lengths": np.ones(2, np.float32)}, r"key_value_seq_lengths must be .* got float32"),
     "window": ({"local_window_size": (1, 2, 3)}, r"local_window_size must be a whole number or \(left, right\)"),
-    "negative window": ({"local_window_size": -1}, r"local_window_size must be a whole number of at least 0, got -1"),
+    "window of text": ({"local_window_size": ("1", 2)}, r"local_window_size must be a whole number .*, got '1'"),
+    "empty window": ({"local_window_size": (-1, 0)}, r"local_window_size=\(-1, 0\) leaves no key to any query: .* -1"),
+    "one negative size": ({"local_window_size": -1}, r"local_window_size=-1 leaves no key to any query"),
+    "empty causal window": (
+        {"local_window_size": (-1, 2), "is_causal": True},
+        r"local_window_size=\(-1, 2\) with is_causal leaves no key to any query",
+    ),
     "implementation": ({"implementation": "cudnn"}, r"implementation must be None or \"redblue\", got 'cudnn'"),
     "two sums": ({"return_lse": True, "return_residual": True}, r"give only one of them"),
     "softcap": ({"softcap": 0.0}, r"softcap must be above 0"),
@@ -71,8 +77,14 @@ def test_an_unknown_keyword_is_a_type_error():
 
 
 def test_numbers_must_be_known_when_the_function_is_compiled():
-    with pytest.raises(RedblueError, match=r"scale must be a number that is known .*: multiply query"):
-        jax.jit(lambda scale: dot_product_attention(Q, K, V, scale=scale))(2.0)
+    with pytest.raises(RedblueError, match=r"softcap must be a number that is known .*: mark it as a static argument"):
+        jax.jit(lambda softcap: dot_product_attention(Q, K, V, softcap=softcap))(2.0)
+
+
+@pytest.mark.parametrize("scale", [jnp.ones(1), jnp.ones((2, 1)), jnp.array(True), jnp.array(1j)], ids=str)
+def test_a_traced_scale_must_be_a_number(scale):
+    with pytest.raises(RedblueError, match="scale must be a number, got an array of shape"):
+        jax.jit(lambda scale: dot_product_attention(Q, K, V, scale=scale))(scale)
 
 
 def test_what_is_wrong_in_a_call_reaches_the_user(monkeypatch):

@@ -133,6 +133,42 @@ def test_nested_vmap():
             assert np.allclose(got[i, j], jitted(q[i, j], k[j], V, bias[i]), atol=1e-6)
 
 
+# A traced scale ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.4, -1.3, 0.0])
+def test_a_traced_scale_has_the_values_and_the_gradients_of_jax(scale):
+    same_heads = [Q, *(jnp.repeat(x, 2, axis=2) for x in (K, V))]
+
+    def run(attend):
+        return value_and_gradients(lambda q, k, v, scale: attend(q, k, v, scale=scale, is_causal=True))
+
+    ours, theirs = (
+        jax.jit(run(attend))(*same_heads, jnp.float32(scale))
+        for attend in (dot_product_attention, jax.nn.dot_product_attention)
+    )
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.allclose(a, b, atol=1e-5, rtol=1e-5)
+    assert abs(ours[1][3]) > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_default_scale_may_be_traced_without_loss(dtype):
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    got = jax.jit(lambda scale: dot_product_attention(q, k, v, scale=scale))(8**-0.5)
+    assert np.array_equal(got, dot_product_attention(q, k, v))
+
+
+def test_a_scale_for_each_entry_of_vmap():
+    scales = jnp.array([0.3, 1.0, 2.0])
+    got = jax.jit(jax.vmap(lambda scale: dot_product_attention(Q, K, V, scale=scale)))(scales)
+    for scale, out in zip(scales, got, strict=True):
+        assert np.allclose(out, dot_product_attention(Q, K, V, scale=float(scale)), atol=5e-6)
+    whole = jax.jit(lambda scale: dot_product_attention(Q, K, V, scale=scale))(2)
+    assert np.allclose(whole, got[2], atol=5e-6)
+
+
 # Other transformations -----------------------------------------------------------------------------------------------
 
 
@@ -274,12 +310,19 @@ def gradients(attend):
 def same(a, b):
     return all(np.allclose(x, y, atol=1e-5) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
+if hasattr(jax, "shard_map"):
+    checks = {"check_vma": True}, {"check_vma": False}
+    shard_map = jax.shard_map
+else:  # JAX 0.5 cannot check foreign functions
+    from jax.experimental.shard_map import shard_map
+    checks = ({"check_rep": False},)
+
 expected = gradients(dot_product_attention)(q, k, v, bias)
 mesh = Mesh(np.array(jax.devices()), ("x",))
 for array, bias_spec in ((P("x"), P()), (P(None, None, "x"), P(None, "x"))):  # the batch, the heads
-    for check in (True, False):
+    for check in checks:
         specs = {"in_specs": (array, array, array, bias_spec), "out_specs": array}
-        attend = jax.shard_map(dot_product_attention, mesh=mesh, check_vma=check, **specs)
+        attend = shard_map(dot_product_attention, mesh=mesh, **check, **specs)
         assert same(gradients(attend)(q, k, v, bias), expected), (array, check)
 sharded = [jax.device_put(x, NamedSharding(mesh, P("x"))) for x in (q, k, v)]
 assert same(gradients(dot_product_attention)(*sharded, bias), expected)

@@ -28,6 +28,12 @@ OPTIONS = {
     "scale": ({"scale": -0.3}, None),
     "causal": ({"is_causal": True}, CAUSAL),
     "window": ({"local_window_size": (2, 1)}, WINDOW),
+    "window before the query": ({"local_window_size": (3, -1)}, np.tri(T, S, -1, bool) & ~np.tri(T, S, -4, bool)),
+    "window behind the query": ({"local_window_size": (-1, 3)}, np.tri(T, S, 3, bool) & ~np.tri(T, S, 0, bool)),
+    "causal window before the query": (
+        {"local_window_size": (3, -2), "is_causal": True},
+        np.tri(T, S, -2, bool) & ~np.tri(T, S, -4, bool),
+    ),
     "causal window": ({"local_window_size": 2, "is_causal": True}, CAUSAL & WINDOW),
     "boolean mask": ({"mask": SOME}, SOME),
     "boolean mask and causal": ({"mask": SOME[0, 0], "is_causal": True}, SOME[0, 0] & CAUSAL),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redblue.base.dtypes import COMPUTED, sum_dtype
 from redblue.base.errors import RedblueError
-from redblue.base.integers import whole_number
+from redblue.base.integers import LARGEST, whole_number
 from redblue.jax.kernels import RANKS, Static
 from redblue.jax.masks import name_of
 from redblue.kernels.mask_planes import check_lead, per_head
@@ -55,11 +55,13 @@ def dot_product_attention(
     is_causal: query i attends keys 0..i.
     query_seq_lengths, key_value_seq_lengths: (B,) whole numbers. Padding beyond these lengths is not computed and
     changes no result, even if it is NaN.
-    local_window_size: (left, right), or one number for both: query i attends keys i - left .. i + right.
+    local_window_size: (left, right), or one number for both: query i attends keys i - left .. i + right. A negative
+    size excludes the query's own position: (3, -1) is the three keys before it.
     implementation: None or "redblue".
     return_residual: also return the log-sum-exp of each row's scores (B, n_q, H), in the type of key, without gradient.
 
-    jax.nn lacks seed, return_lse and all options below except scale. Sinks have a gradient.
+    jax.nn lacks seed, return_lse and all options below except scale. Sinks have a gradient. So has scale if it is an
+    array that varies under a transformation of JAX.
 
     seed: a key of jax.random, or a whole number; needed by dropout.
     return_lse: like return_residual, but in the type of sums, float32 or float64, and differentiable.
@@ -87,7 +89,10 @@ def dot_product_attention(
     sizes = _sizes(query, key, value)
     array_mask = None if mask is None or isinstance(mask, Mask) else _boolean_mask(mask, sizes)
     mask = _with_window(mask if isinstance(mask, Mask) else None, is_causal, local_window_size)
-    record = _checked(options_of("dot_product_attention", options, JaxArguments)._replace(mask=mask))
+    record = options_of("dot_product_attention", options, JaxArguments)._replace(mask=mask)
+    if _is_traced(record.scale):
+        query, record = _scaled(query, record.scale), record._replace(scale=None)
+    record = _checked(record)
     if mask is not None:
         _check_mask(mask, sizes)
     arrays = {
@@ -256,16 +261,35 @@ def _words(seed: Any) -> jax.Array:
 
 def _with_window(mask: Mask | None, is_causal: bool, window: Any) -> Mask | None:
     """The mask, a causal mask and a local window as one mask."""
-    left = right = None
     if window is not None:
         pair = window if isinstance(window, (tuple, list)) else (window, window)
         if len(pair) != 2:
             raise RedblueError(f"local_window_size must be a whole number or (left, right), got {window!r}")
-        left, right = (whole_number("local_window_size", n, 0) for n in pair)
-    elif not is_causal:
+        left, right = (whole_number("local_window_size", n, -LARGEST) for n in pair)
+        if is_causal:
+            right = min(right, 0)
+        if left + right < 0:
+            causal = " with is_causal" if is_causal else ""
+            raise RedblueError(
+                f"local_window_size={window!r}{causal} leaves no key to any query: query i attends keys i - left .. "
+                "i + right. Here -1 does not mean that a side has no limit: give a size of at least the number of keys"
+            )
+        band = _band(left, right)
+    elif is_causal:
+        band = Mask.causal()
+    else:
         return mask
-    band = Mask.sliding_window(left, 0 if is_causal else right)
     return band if mask is None or mask.is_full else mask & band
+
+
+def _band(left: int, right: int) -> Mask:
+    """Query i attends keys i - left .. i + right, one of which may be negative."""
+    band = Mask.sliding_window(max(left, 0), max(right, 0))
+    if left < 0:
+        band &= ~Mask.sliding_window(None, -left - 1)
+    if right < 0:
+        band &= ~Mask.sliding_window(-right - 1, None)
+    return band
 
 
 def _check_mask(mask: Mask, sizes: Sizes) -> None:
@@ -277,10 +301,27 @@ def _check_mask(mask: Mask, sizes: Sizes) -> None:
         rule.on(sizes.n_q, sizes.n_k, 1)
 
 
+def _is_traced(number: Any) -> bool:
+    return isinstance(number, _jax().core.Tracer)
+
+
+def _scaled(query: jax.Array, scale: Any) -> jax.Array:
+    """The query multiplied so that the default scale gives the scores of `scale`, a traced number.
+
+    The factor is near 1 for usual scales. So float16 neither overflows nor loses small numbers.
+    """
+    jnp = _jax().numpy
+    if scale.shape or not any(jnp.issubdtype(scale.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise RedblueError(f"scale must be a number, got an array of shape {scale.shape} and type {scale.dtype.name}")
+    dtype = sum_dtype(query.dtype.name)
+    return (query.astype(dtype) * (scale.astype(dtype) * query.shape[-1] ** 0.5)).astype(query.dtype)
+
+
 def _checked(options: Options) -> Options:
     """The checked options. Raises RedblueError for a value that is not allowed, or for a number that varies."""
     for name, number in zip(Options._fields, options.others, strict=False):  # the options that are not arrays
-        if isinstance(number, _jax().core.Tracer):
-            advice = "multiply query by the factor instead" if name == "scale" else "mark it as a static argument"
-            raise RedblueError(f"{name} must be a number that is known when the function is compiled: {advice}")
+        if _is_traced(number):
+            raise RedblueError(
+                f"{name} must be a number that is known when the function is compiled: mark it as a static argument"
+            )
     return checked(options)

@@ -21,7 +21,7 @@ from redblue.jax.kernels import RANKS, Static
 from redblue.kernels.options import WITHOUT_GRADIENT
 
 FORWARD, BACKWARD = "redblue_attention", "redblue_attention_backward"
-TESTED = "0.5.0 to 0.10.2"
+TESTED = "0.5.0 to 0.12.0"
 COMPUTE = {FORWARD: kernels.forward, BACKWARD: kernels.backward}
 
 Arrays = dict[str, jax.Array]
