@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from redblue.base.errors import RedblueError, UnknownName
@@ -47,6 +48,8 @@ def flex_attention(
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_torch(x):
+            if find_spec("torch") is None:
+                raise RedblueError("flex_attention needs PyTorch: pip install 'redblue[torch]'")
             raise RedblueError(f"{name} must be a PyTorch tensor, got {type(x).__name__}")
     check_flag("enable_gqa", enable_gqa)
     check_flag("return_lse", return_lse)

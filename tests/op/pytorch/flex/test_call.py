@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 
 import numpy as np
 import pytest
@@ -330,6 +331,13 @@ def test_refused_arguments(says, options):
     with pytest.raises(RedblueError) as error:
         rb.flex_attention(**({"query": q, "key": k, "value": v} | options))
     assert says in str(error.value)
+
+
+def test_without_pytorch_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    x = np.zeros((1, 2, 3, 4), np.float32)
+    with pytest.raises(RedblueError, match=r"flex_attention needs PyTorch: pip install 'redblue\[torch\]'"):
+        rb.flex_attention(x, x, x)
 
 
 def test_a_list_of_positions_is_an_index():
