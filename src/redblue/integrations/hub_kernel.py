@@ -1,7 +1,7 @@
-"""Write a Hugging Face kernel repository of redblue's functions, for transformers' attn_implementation="org/repo".
+"""Write a Hugging Face kernel repository of redblue's attention, for transformers' attn_implementation="org/repo".
 
 `python -m redblue.integrations.hub_kernel FOLDER` writes it. The repository holds no kernels: it imports redblue, which
-must be installed where it is used. docs/guide/flash-attn.md says how to publish it and how to try it.
+must be installed where it is used. docs/guide/transformers.md says how to publish it and how to try it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,18 @@ from pathlib import Path
 from redblue.base.errors import RedblueError
 from redblue.base.version import __version__
 
-NAME = "redblue-flash-attn"
+NAME = "redblue-attention"
 REVISION = 1  # version of the repository; transformers requests version 1 of a repository that it does not know
 # `torch-cpu` is for builds of PyTorch without CUDA. Builds with CUDA load only `torch-universal`, even without a GPU.
 VARIANTS = ("torch-cpu", "torch-universal")
-FUNCTIONS = (
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-)
-MODULE = '''"""FlashAttention 2's functions, served by redblue {version} or later."""
+MODULE = '''"""Attention for transformers, computed by redblue {version} or later."""
 
 try:
-    from redblue.integrations.flash_attn import (
-{imports}
-    )
+    from redblue.integrations.transformers.hub import flash_attn_forward, supports_flash_attn
 except ModuleNotFoundError as error:
-    raise ImportError("this kernel is redblue's: pip install 'redblue[torch]'") from error
+    raise ImportError("this kernel is redblue's: pip install 'redblue[transformers]'") from error
 
-__all__ = [
-{names}
-]
+__all__ = ["flash_attn_forward", "supports_flash_attn"]
 '''
 CARD = """---
 library_name: kernels
@@ -46,8 +33,8 @@ tags:
 - kernels
 ---
 
-FlashAttention 2's functions for CPUs and GPUs, in float32, bfloat16, float16 and float64, forward and backward. This
-repository imports the package `redblue`, which must be installed: `pip install 'redblue[torch]'`.
+Attention for models of transformers on CPUs and GPUs, in float32, bfloat16, float16 and float64, forward and backward.
+This repository imports the package `redblue`, which must be installed: `pip install 'redblue[transformers]'`.
 """
 OURS = b"imports the package `redblue`"  # text in the card of every version
 
@@ -68,15 +55,9 @@ def write(folder: str | Path) -> Path:
     for variant in VARIANTS:
         place = folder / "build" / variant
         place.mkdir(exist_ok=True)
-        (place / "__init__.py").write_text(_module(), encoding="utf-8")
+        (place / "__init__.py").write_text(MODULE.format(version=__version__), encoding="utf-8")
         (place / "metadata.json").write_text(json.dumps(_metadata(variant), indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _module() -> str:
-    imports = "\n".join(f"        {name}," for name in FUNCTIONS)
-    names = "\n".join(f'    "{name}",' for name in FUNCTIONS)
-    return MODULE.format(version=__version__, imports=imports, names=names)
 
 
 def _metadata(variant: str) -> dict[str, object]:
