@@ -241,7 +241,7 @@ def test_masks_of_other_forms_are_refused(hub, monkeypatch):
 
     from redblue.integrations.transformers.hub import flash_attn_forward
 
-    config = MistralConfig(**SIZES)
+    config = MistralConfig(**SIZES, attn_implementation="some/flash")
     layer = MistralAttention(config, 0)
     q = torch.randn(2, 4, 6, 8)
     for n_k, keywords, message in (
@@ -250,7 +250,11 @@ def test_masks_of_other_forms_are_refused(hub, monkeypatch):
             {"attention_mask": torch.ones(2, 6, dtype=torch.bool)},
             "must be (batch, 1 or heads, n_q, n_k) in a kernel",
         ),
-        (6, {"attention_mask": None, "sliding_window": 5}, "sliding_window=5 for 6 keys without a mask"),
+        (
+            6,
+            {"attention_mask": None, "sliding_window": 5},
+            'sliding_window=5 for 6 keys without a mask, under the name "some/flash"',
+        ),
         (8, {"attention_mask": None}, "6 queries and 8 keys without a mask"),
         (6, {"attention_mask": None, "unknown": 1}, "does not take unknown=1"),
     ):

@@ -55,9 +55,10 @@ def flash_attn_forward(
         others |= {"sliding_window": sliding_window, "is_causal": is_causal}
         return paged_forward(module, query, key, value, attention_mask, **others)  # pyright: ignore[reportCallIssue]
     n_q, n_k = query.shape[2], key.shape[2]
-    _check_masks(module)
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
+    _check_masks(name)
     if attention_mask is None:
-        _check_window(sliding_window, n_k)
+        _check_window(name, sliding_window, n_k)
     elif attention_mask.dim() != 4:
         raise RedblueError(
             f"attention_mask must be (batch, 1 or heads, n_q, n_k) in a kernel, got {tuple(attention_mask.shape)}: "
@@ -68,17 +69,16 @@ def flash_attn_forward(
     return attention_forward(module, query, key, value, attention_mask, is_causal=is_causal, **others)
 
 
-def _check_masks(module: Any) -> None:
-    """Raise RedblueError unless transformers makes the masks of "sdpa" for the name of the model's attention."""
-    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
+def _check_masks(name: str) -> None:
+    """Raise RedblueError unless transformers makes the masks of "sdpa" for this name of an attention."""
     if not is_captured() and AttentionMaskInterface._global_mapping.get(name, sdpa_mask) is not sdpa_mask:
         raise RedblueError(f'this transformers gives kernels other masks than those of "sdpa": {INSTEAD}')
 
 
-def _check_window(window: int | None, n_k: int) -> None:
-    """Raise RedblueError if a window leaves out keys. A mask has the window, but some models omit it for kernels."""
-    if window is not None and n_k > window:
-        raise RedblueError(f"sliding_window={window} for {n_k} keys without a mask: {INSTEAD}")
+def _check_window(name: str, window: int | None, n_k: int) -> None:
+    """Raise RedblueError if a window may leave out keys. Masks have the window, but models may omit one for "flash"."""
+    if "flash" in name and window is not None and n_k > window:
+        raise RedblueError(f'sliding_window={window} for {n_k} keys without a mask, under the name "{name}": {INSTEAD}')
 
 
 def _mask_of_other_models(
