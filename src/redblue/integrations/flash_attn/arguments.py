@@ -13,7 +13,7 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.op.checks import check_flag
-from redblue.op.varlen import bottom_right
+from redblue.op.packed import bottom_right
 
 
 def options_of(
@@ -46,17 +46,18 @@ def options_of(
 
 def number(name: str, value: Any) -> float:
     """The value as a Python float. Raises RedblueError, which names it, unless it is a finite number."""
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise RedblueError(f"{name} must be a number, got {value!r}")
-    if getattr(value, "requires_grad", False):
-        raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise RedblueError(f"{name} must be a number, got {value!r}") from None
-    if not math.isfinite(result):
+    if type(value) is not float:  # torch.compile cannot trace these checks for a float
+        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+            raise RedblueError(f"{name} must be a number, got {value!r}")
+        if getattr(value, "requires_grad", False):
+            raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
+        try:
+            value = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            raise RedblueError(f"{name} must be a number, got {value!r}") from None
+    if not -math.inf < value < math.inf:
         raise RedblueError(f"{name} must be finite, got {value!r}")
-    return result
+    return value
 
 
 def window(causal: Any, window_size: Any) -> Mask:

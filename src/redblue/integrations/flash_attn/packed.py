@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from redblue.base.errors import RedblueError
-from redblue.integrations.flash_attn import probabilities
+from redblue.integrations.flash_attn import graph_ops, probabilities
 from redblue.integrations.flash_attn.arguments import (
     check_heads,
     check_sinks,
@@ -19,9 +19,10 @@ from redblue.integrations.flash_attn.arguments import (
     options_of,
     unpacked,
 )
-from redblue.integrations.flash_attn.packing import KeyRows, check_longest, check_rows, sequence_lengths
+from redblue.integrations.flash_attn.packing import KeyRows, checked_sequences, starts_of
 from redblue.op.checks import check_flag
-from redblue.op.varlen import PackedCall, packed_attention, packed_calls, rows_of
+from redblue.op.packed import PackedCall, packed_attention, packed_calls, rows_of
+from redblue.op.varlen import is_captured
 
 
 def flash_attn_varlen_func(
@@ -56,6 +57,13 @@ def flash_attn_varlen_func(
     an unsupported value.
     """
     check_flag("return_attn_probs", return_attn_probs)
+    if block_table is None and not (return_attn_probs and dropout_p) and is_captured(q, cu_seqlens_q):
+        _check_shapes(q, k, v)
+        check_sinks(s_aux, q.shape[1])
+        options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux)
+        starts = cu_seqlens_q, cu_seqlens_k
+        out, lse = graph_ops.attention_varlen(q, k, v, *starts, max_seqlen_q, max_seqlen_k, options)
+        return (out, lse, probabilities.empty(q)) if return_attn_probs else out
     sequences = Sequences.checked(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, alibi_slopes, block_table
     )
@@ -89,29 +97,30 @@ class Sequences(NamedTuple):
         **more: Any,
     ) -> Sequences:
         """Read the arguments. Raises RedblueError unless tensors and sequences fit. more: arguments of `KeyRows`."""
-        check_tensors("(total, heads, d)", q=q)
-        check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
-        if v.shape[:-1] != k.shape[:-1]:
-            raise RedblueError(f"v must have the keys and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
-        check_heads(q, k)
-        lengths = sequence_lengths("cu_seqlens_q", cu_seqlens_q)
-        check_rows("q", q.shape[0], lengths)
-        keys = KeyRows(k, cu_seqlens_k, block_table, **more)
-        if len(keys.lengths) != len(lengths):
-            raise RedblueError(f"cu_seqlens_k must describe the {len(lengths)} sequences of q, got {len(keys.lengths)}")
-        longest = check_longest("max_seqlen_q", max_seqlen_q, lengths)
-        check_slopes(alibi_slopes, len(lengths), q.shape[1])
-        return Sequences(lengths, keys, (longest, check_longest("max_seqlen_k", max_seqlen_k, keys.lengths)))
+        _check_shapes(q, k, v, block_table)
+        starts = cu_seqlens_q, cu_seqlens_k
+        longest = max_seqlen_q, max_seqlen_k
+        sequences = Sequences(*checked_sequences(q.shape[0], k.shape, *starts, *longest, block_table, **more))
+        check_slopes(alibi_slopes, len(sequences.lengths), q.shape[1])
+        return sequences
 
     @property
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
         """(sequences + 1,) each: the first query and the first packed key of each sequence, and the totals."""
-        queries, keys = (np.append(0, np.cumsum(x)) for x in (self.lengths, self.keys.lengths))
-        return queries, keys
+        return starts_of(self.lengths), starts_of(self.keys.lengths)
 
     def calls(self, options: dict[str, Any]) -> list[PackedCall]:
         """The calls of `attention` that compute the sequences."""
         return packed_calls(self.lengths, self.keys.lengths, options)
+
+
+def _check_shapes(q: Any, k: Any, v: Any, block_table: Any = None) -> None:
+    """Raise RedblueError unless q, k and v are tensors whose shapes fit each other."""
+    check_tensors("(total, heads, d)", q=q)
+    check_tensors("(total, heads, d)" if block_table is None else "(pages, page, heads, d)", k=k, v=v)
+    if v.shape[:-1] != k.shape[:-1]:
+        raise RedblueError(f"v must have the keys and heads of k, {tuple(k.shape[:-1])}, got {tuple(v.shape[:-1])}")
+    check_heads(q, k)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, options: Any) -> tuple[Tensor, Tensor]:

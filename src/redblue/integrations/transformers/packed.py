@@ -9,8 +9,8 @@ from redblue.base.errors import RedblueError
 from redblue.base.integers import int64_array
 from redblue.masks import Mask
 from redblue.masks.rules.packed import Documents
+from redblue.op.packed import documents, lengths_of
 from redblue.op.paged.call import CAUSAL
-from redblue.op.varlen import documents, lengths_of
 
 
 def packed(

@@ -17,10 +17,10 @@ from redblue.masks import Mask
 from redblue.masks.rules.bands import Window
 from redblue.op import api
 from redblue.op.checks import check_dtypes, check_shapes, check_widths_on_cpu
+from redblue.op.packed import lengths_between
 from redblue.op.paged.known_tables import known
 from redblue.op.paged.options import check_no_gradient, expanded
 from redblue.op.paged.pages import Sequences, checked_lengths, on_cpu, table_of, whole_numbers
-from redblue.op.varlen import lengths_between
 
 CAUSAL = Mask.causal(align="bottom-right")
 

@@ -58,11 +58,11 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, needed: dict[
     if bias is not None and bias_grad:
         gradients["bias"] = dbias.to(bias.dtype)
     if sinks is not None and needed["sinks"]:
-        gradients["sinks"] = _sinks_gradient(sinks, lse, delta)
+        gradients["sinks"] = sinks_gradient(sinks, lse, delta)
     return dq, dk, dv, gradients
 
 
-def _sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+def sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """The sinks' gradient: the sum over rows of -delta times the sink's probability."""
     share = torch.where(lse == float("-inf"), 0.0, (sinks.to(lse.dtype)[:, None] - lse).exp())
     others = [i for i in range(lse.dim()) if i != lse.dim() - 2]
@@ -73,12 +73,12 @@ def _no_forward_mode(ctx: Any, *tangents: Any) -> Any:
     raise RedblueError("forward-mode derivatives are not supported: use backward, grad or vjp")
 
 
-def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:
+def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
     raise RedblueError("double backward is not supported: redblue's attention has first derivatives only")
 
 
 torch.library.register_autograd("redblue::attention", _flat_gradients, setup_context=_save, lib=library)
-torch.library.register_autograd("redblue::attention_backward", _no_second_derivative, lib=library)
+torch.library.register_autograd("redblue::attention_backward", no_second_derivative, lib=library)
 
 
 def forward_now() -> Any:
@@ -127,7 +127,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _no_second_derivative(ctx, *gradients)
+        return no_second_derivative(ctx, *gradients)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -168,12 +168,15 @@ def eager(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Te
     return _apply(q, k, v, *options.with_gradient, options)  # pyright: ignore
 
 
-def _autocast(device: str, key: str) -> Any:
-    """The op under autocast on this kind of device. As in PyTorch, arrays other than float64 get autocast's type."""
-    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+def autocast_to(device: str, x: Tensor) -> Tensor:
+    """The array in the type of autocast on this kind of device. As in PyTorch, float64 arrays keep their type."""
+    return x.to(torch.get_autocast_dtype(device)) if x.is_floating_point() and x.dtype != torch.float64 else x
 
-    def converted(x: Tensor) -> Tensor:
-        return x.to(torch.get_autocast_dtype(device)) if x.is_floating_point() and x.dtype != torch.float64 else x
+
+def _autocast(device: str, key: str) -> Any:
+    """The op under autocast on this kind of device."""
+    off = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    converted = partial(autocast_to, device)
 
     def attention(q, k, v, *flat):
         options = Options.unflatten(flat)
@@ -194,7 +197,7 @@ def _vmap_forward(op: Any, info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Ten
     q_dim, k_dim, v_dim, *flat_dims = in_dims
     n, options, dims = info.batch_size, Options.unflatten(flat), Options.unflatten(flat_dims)
     if _needs_a_call_each(options, dims):
-        return _one_by_one(op, n, in_dims, (0, 0), q, k, v, *flat)
+        return one_by_one(op, n, in_dims, (0, 0), q, k, v, *flat)
     q, k, v = _in_front(q, q_dim, n), _in_front(k, k_dim, n), _in_front(v, v_dim, n)
     return op(q, k, v, *_options_in_front(options, dims, q.dim()).flat), (0, 0)
 
@@ -207,7 +210,7 @@ def _vmap_backward(op: Any, info: Any, in_dims: Any, *arguments: Any) -> Any:
     bias = options.bias if bias_grad else None
     out_dims = (0, 0, 0, None if bias is None else 0, 0)
     if _needs_a_call_each(options, dims):
-        return _one_by_one(op, n, in_dims, out_dims, *arguments)
+        return one_by_one(op, n, in_dims, out_dims, *arguments)
     moved: list[Any] = [None if x is None else _in_front(x, dim, n) for x, dim in zip(tensors, in_dims, strict=False)]
     dout, *_ = moved
     if bias is not None:
@@ -255,7 +258,7 @@ def _padded(x: Tensor, dims: int) -> Tensor:
     return x.reshape(x.shape[0], *[1] * (dims - x.dim()), *x.shape[1:])
 
 
-def _one_by_one(op: Any, n: int, in_dims: tuple, out_dims: tuple, *arguments: Any) -> tuple[Any, tuple]:
+def one_by_one(op: Any, n: int, in_dims: tuple, out_dims: tuple, *arguments: Any) -> tuple[Any, tuple]:
     """The stacked outputs of n calls, one for every entry of the mapped dimension."""
     outputs = [
         op(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)))

@@ -36,7 +36,7 @@ def attention(q: Any, k: Any, v: Any, options: Options, return_lse: bool = False
         check_tensors(tensors)
         sharding.prepare(list(tensors.values()), options)
     one_head = q.dim() == k.dim() == v.dim() == 2
-    q, k, v = _expanded(q, k, v, plain)
+    q, k, v = expanded(q, k, v, plain)
     if plain and arrays:
         options = _with_boolean_bias_as_mask(options, (*q.shape[:-1], k.shape[-2]))
     if per_head(options.mask) and k.shape[-3] != q.shape[-3]:
@@ -94,7 +94,7 @@ def gradients(
         return ops.backward_op(dout, dlse, q, k, v, out, lse, *options.for_backward.flat, bias_gradient)
 
 
-def _expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Tensor, Tensor]:
+def expanded(q: Tensor, k: Tensor, v: Tensor, plain: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors with a dimension of heads and equal leading dimensions."""
     if q.dim() == 2 or k.dim() == 2 or v.dim() == 2:
         q, k, v = (x.unsqueeze(0) if x.dim() == 2 else x for x in (q, k, v))

@@ -22,11 +22,11 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
+from redblue.op.packed import bottom_right, documents, lengths_between, packed_calls
 from redblue.op.pytorch import ops
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
 from redblue.op.pytorch.layouts import expanded_shapes
 from redblue.op.pytorch.paged.gather import used_keys
-from redblue.op.varlen import bottom_right, documents, lengths_between, packed_calls
 
 FLASH_DTYPES = torch.float32, torch.bfloat16, torch.float16
 

@@ -8,7 +8,7 @@ take the options as one record.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -108,11 +108,16 @@ def _on_gpu(direction: str, *arguments: Any) -> Any:
     ordinary Python: copying masks to the device before a graph is captured, and tuning, which times launches.
     """
     tensors = [x for value in arguments for x in (value.tensors if isinstance(value, Options) else (value,))]
-    devices = {x.device for x in tensors if isinstance(x, Tensor)}
+    with torch.cuda.device(common_device(tensors)):
+        return getattr(gpu_kernels(), direction)(*arguments)
+
+
+def common_device(values: Iterable[Any]) -> torch.device:
+    """The device of all tensors among the values, at least one. Raises RedblueError if devices differ."""
+    devices = {x.device for x in values if isinstance(x, Tensor)}
     if len(devices) > 1:
         raise RedblueError(f"all tensors must be on one device, got {', '.join(sorted(map(str, devices)))}")
-    with torch.cuda.device(devices.pop()):
-        return getattr(gpu_kernels(), direction)(*arguments)
+    return devices.pop()
 
 
 class _Substitute(threading.local):
@@ -179,6 +184,8 @@ def backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, the bias's gradient (empty without bias_grad) and delta, the row sums of dout * out minus dlse."""
+    if q.is_cuda:
+        return _on_gpu("backward", dout, dlse, q, k, v, out, lse, options, bias_grad)
     if _substitute.current is not None:
         return _substitute.current.backward(dout, dlse, q, k, v, out, lse, options, bias_grad)
     call = known_call(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
@@ -242,12 +249,13 @@ def _flat_backward(run: Any, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: 
     return run(dout, dlse, q, k, v, out, lse, Options.unflatten(flat[:-1]), flat[-1])
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """Memory for the results of `forward`, of the same strides; also for tensors without values."""
     call = call_of(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     return q.new_empty_strided(*call.out[layout_index(q)]), q.new_empty_strided(*call.lse, dtype=call.sums)
 
 
-def _fake_backward(
+def fake_backward(
     dout: Tensor,
     dlse: Any,
     q: Tensor,
@@ -258,6 +266,7 @@ def _fake_backward(
     options: Options,
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
+    """Memory for the results of `backward`, of the same strides; also for tensors without values."""
     call = call_of(q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype), forms(options))
     check_outputs(call, dout, dlse, out, lse)
     gradients = (x.new_empty_strided(*two[layout_index(x)]) for x, two in ((q, call.q), (k, call.k), (v, call.v)))
@@ -268,5 +277,5 @@ library.impl("attention", partial(_flat_forward, forward), "CPU")
 library.impl("attention_backward", partial(_flat_backward, backward), "CPU")
 library.impl("attention", partial(_flat_forward, partial(_on_gpu, "forward")), "CUDA")
 library.impl("attention_backward", partial(_flat_backward, partial(_on_gpu, "backward")), "CUDA")
-torch.library.register_fake("redblue::attention", partial(_flat_forward, _fake_forward), lib=library)
-torch.library.register_fake("redblue::attention_backward", partial(_flat_backward, _fake_backward), lib=library)
+torch.library.register_fake("redblue::attention", partial(_flat_forward, fake_forward), lib=library)
+torch.library.register_fake("redblue::attention_backward", partial(_flat_backward, fake_backward), lib=library)

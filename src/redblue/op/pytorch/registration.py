@@ -15,5 +15,5 @@ def register_ops() -> None:
         import torch  # noqa: F401
     except ImportError:
         raise RedblueError("redblue's ops need PyTorch: pip install 'redblue[torch]'") from None
-    from redblue.op.pytorch import autograd  # noqa: F401 (defines the ops, and their derivatives)
+    from redblue.op.pytorch import autograd, varlen  # noqa: F401 (define the ops, and their derivatives)
     from redblue.op.pytorch.paged import ops  # noqa: F401 (defines the ops for pages)

@@ -17,12 +17,12 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import TABLE, Options, PagedArguments, checked
 from redblue.masks import Mask
+from redblue.op.packed import bottom_right
 from redblue.op.paged import call, direct
 from redblue.op.paged.options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.layouts import sums_of
 from redblue.op.pytorch.ops import library
-from redblue.op.varlen import bottom_right
 
 # The options of the op. Window and tree stand for the mask.
 _OPTIONS = tuple(name for name in TABLE if name in PagedArguments.__optional_keys__ and name != "mask")
@@ -59,8 +59,8 @@ def attention_paged(
     options = checked(options._replace(mask=None))
     arrays = {name: x for name, _, x in options.present_arrays()}
     _check_tensors({"q": q, "k_pages": k_pages, "v_pages": v_pages, **arrays})
-    table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
-    starts = None if cu_seqlens_q is None else _tensor("cu_seqlens_q", cu_seqlens_q)
+    table, lengths = number_tensor("page_table", page_table), number_tensor("lengths_k", lengths_k)
+    starts = None if cu_seqlens_q is None else number_tensor("cu_seqlens_q", cu_seqlens_q)
     cache = q, k_pages, v_pages, table, lengths, starts, prefix_pages
     flat = mask.left, mask.right, tree, *(getattr(options, name) for name in _OPTIONS)
     return torch.ops.redblue.attention_paged.default(*cache, *flat)
@@ -71,8 +71,8 @@ def append_paged(
 ) -> Any:
     """direct.appended as a call of the op. In graphs not made by torch.compile, the lengths stay a tensor."""
     _check_tensors({"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages})
-    table, lengths = _tensor("page_table", page_table), _tensor("lengths_k", lengths_k)
-    starts = None if cu_seqlens is None else _tensor("cu_seqlens", cu_seqlens)
+    table, lengths = number_tensor("page_table", page_table), number_tensor("lengths_k", lengths_k)
+    starts = None if cu_seqlens is None else number_tensor("cu_seqlens", cu_seqlens)
     ends = torch.ops.redblue.append_paged.default(k, v, k_pages, v_pages, table, lengths, starts)
     return ends.numpy() if torch.compiler.is_dynamo_compiling() or type(ends) is Tensor else ends
 
@@ -81,10 +81,10 @@ def _mask_and_tree(mask: Any) -> tuple[MaskArgument, Tensor | None]:
     """The op's arguments for the mask of a user."""
     if mask is None or isinstance(mask, Mask):
         return mask_argument(call.window_of(mask), "auto", False), None
-    return mask_argument(Mask.full(), "auto", False), _tensor("mask", mask)
+    return mask_argument(Mask.full(), "auto", False), number_tensor("mask", mask)
 
 
-def _tensor(name: str, values: Any) -> Tensor:
+def number_tensor(name: str, values: Any) -> Tensor:
     """Whole numbers or booleans as a tensor."""
     if isinstance(values, Tensor):
         return values
