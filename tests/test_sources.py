@@ -16,7 +16,7 @@ TEXTS = (".py", ".pyi", ".h", ".cpp", ".md", ".toml", ".txt", ".jinja", ".css", 
 PATH = re.compile(
     r"(?<![\w./~*<>{}$-])(?:[\w.-]+/)+[\w.-]+\.(?:py|pyi|h|cpp|md|toml|csv|svg|css|js|jinja)\b(?![\w/*{}])"
 )
-MODULE = re.compile(r"\bredblue(?:\.(?!__)[A-Za-z_]\w*)+")
+MODULE = re.compile(r"\b(?<!\bops\.)redblue(?:\.(?!__)[A-Za-z_]\w*)+")  # torch.ops.redblue has the operators of PyTorch
 # Folders to which paths may be relative, besides the file's own folder and its parent.
 BASES = ("", "src", "src/redblue", "cpp", "docs", "docs/lab", "tests", "benchmarks")
 OTHERS = (
