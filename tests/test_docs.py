@@ -23,8 +23,10 @@ GUIDES = [
 ]
 BLOCK = re.compile(r"```(\w+(?: \w+)?)\n(.*?)```", flags=re.DOTALL)  # the second word names a required package
 BLOCKS = {page: BLOCK.findall(page.read_text(encoding="utf-8")) for page in GUIDES}
-SLOW = {  # they import large libraries
+SLOW = {  # they import large libraries, or measure
     "jax.md": pytest.mark.thorough,
+    "meter.md": pytest.mark.thorough,
+    "paper.md": pytest.mark.thorough,
     "packed_documents.py": pytest.mark.thorough,
 }
 EXAMPLES = [

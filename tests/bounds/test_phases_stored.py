@@ -88,6 +88,7 @@ def test_the_table_is_what_certify_says(direction):
     assert certify(problem, 0.01).gain / weights.total(direction) == pytest.approx(row["gain"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_stores_that_count_only_lower_a_gain():
     weights = Weights(0.3, 0.13, 0, 0, 0, 0.83)
     gains = [certify(PhaseProblem("forward", 0.55, 0.55, weights, kept), 0.02).gain for kept in (1, 0.6, 0.3, 0.1)]

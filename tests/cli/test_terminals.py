@@ -61,7 +61,8 @@ TABLES = {  # arguments with which each command prints its tables
 }
 
 
-NAMES = [thorough(name) if name == "report" else name for name in TABLES]  # a report takes seconds
+SLOW = {"report", "experiment", "memories"}  # take seconds
+NAMES = [thorough(name) if name in SLOW else name for name in TABLES]
 
 
 @pytest.fixture(scope="module")

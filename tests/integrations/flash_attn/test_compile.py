@@ -54,7 +54,8 @@ def sequences(starts, key_starts):
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        *((name, "aot_eager") for name in OPTIONS),
+        ("causal", "aot_eager"),
+        *(thorough(name, "aot_eager") for name in OPTIONS if name != "causal"),
         thorough("window and sinks", "inductor"),
         thorough("slopes", "inductor"),
     ],
@@ -72,6 +73,7 @@ def test_packed_sequences(name, backend):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_packed_tensors_with_dropout():
     def call(qkv, starts):
         kv = flash_attn_varlen_kvpacked_func(qkv[:, 0], qkv[:, 1:], starts, starts, 21, 21, causal=True)
@@ -93,6 +95,7 @@ def test_packed_tensors_with_dropout():
     assert not torch.equal(*outs[1:])
 
 
+@pytest.mark.thorough
 def test_wrong_sequences_are_named_when_a_graph_runs():
     compiled = torch.compile(layer({}), fullgraph=True, dynamic=True, backend="aot_eager")
     q, k, v, starts, key_starts, *longest = sequences(*STARTS[0])

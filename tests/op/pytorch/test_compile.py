@@ -81,6 +81,7 @@ def test_dynamic_shapes_bias_sinks_groups_and_broadcasting():
     assert graphs[0] == graphs[-1]  # the first call may trace twice, the others must not trace
 
 
+@pytest.mark.thorough
 def test_two_dimensions_and_scaled_dot_product_attention():
     def call(q, k):
         return rb.scaled_dot_product_attention(q, k, k, is_causal=True) + rb.attention(q, k, k)

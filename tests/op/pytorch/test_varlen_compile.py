@@ -57,8 +57,7 @@ def check_same(got, expected, tensors):
     ("name", "backend"),
     [
         ("window", "aot_eager"),
-        ("slopes per sequence", "aot_eager"),
-        *(thorough(name, "aot_eager") for name in ("a slope per head", "gathered", "dropout")),
+        *(thorough(name, "aot_eager") for name in OPTIONS if name != "window"),
         thorough("window", "inductor"),
         thorough("dropout", "inductor"),
     ],
@@ -152,6 +151,7 @@ def test_wrong_arguments_are_refused_when_a_graph_is_made(change, message):
         torch.compile(call, fullgraph=True, backend="aot_eager")(arguments)
 
 
+@pytest.mark.thorough
 def test_autocast_vmap_and_lists_of_starts():
     def call(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):

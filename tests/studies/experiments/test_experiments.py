@@ -301,6 +301,7 @@ def test_the_planner_assumes_a_nearly_optimal_share():
     assert mean_regret[USABLE_SHARE] < mean_regret[1.0]
 
 
+@pytest.mark.thorough
 def test_gaps_are_of_plans_and_none_is_below_its_bound():
     """Rows are weighted by the number of plans that they represent: 12 for each direction of the quick run."""
     rows = [row for point in gaps.points(True) for row in gaps.measure(point)]

@@ -7,6 +7,7 @@ import pytest
 from redblue.base.errors import RedblueError
 from redblue.studies import sweep
 from redblue.studies.sweep.picture import BOUND, GIVEN
+from support.examples import thorough
 
 
 def values_of(chart):
@@ -63,7 +64,7 @@ def test_an_axis_of_steps_is_drawn_without_logarithms():
     assert {layer["encoding"]["x"]["scale"]["type"] for layer in layers} == {"linear"}
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png", ".html"])
+@pytest.mark.parametrize("suffix", [".svg", thorough(".png"), thorough(".html")])
 def test_pictures_are_written(suffix, tmp_path):
     grid = sweep.make_sweep({"n": "64:256:x2", "d": 8, "memory": "t4"})
     rows = sweep.run(grid, jobs=1)
