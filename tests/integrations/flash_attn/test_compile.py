@@ -182,6 +182,10 @@ def test_a_cache_with_gradients_is_refused_when_a_graph_is_made():
         torch.compile(step({"cache_seqlens": 3}), fullgraph=True, backend="aot_eager")(q.requires_grad_(), *others)
 
 
+def test_no_cuda_graph_contains_an_op_that_reads_lengths_on_the_host():
+    assert all(torch.Tag.cudagraph_unsafe in op.tags for op in (starts_op, cache_op))
+
+
 def test_opcheck():
     torch.library.opcheck(starts_op, (torch.tensor([0, 4, 9]), torch.tensor([0, 4, 9]), 9, 10, 5, 5))
     arguments = tensors({"block_table": TABLE})

@@ -93,6 +93,33 @@ def test_opcheck(slopes):
     torch.library.opcheck(varlen.forward_op, (*longer, starts, key_starts, False, *tail))
 
 
+def test_the_memory_of_starts_may_be_used_again_before_the_backward_pass():
+    call = layer({})
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    q, k, v, sinks, starts, key_starts = inputs(*STARTS[0])
+    gradients = []
+    for run in (call, compiled):
+        used, losses = starts.clone(), []
+        for x in (starts, torch.tensor([0, 2, 7, 12])):
+            used.copy_(x)
+            losses.append(run(q, k, v, sinks, used, key_starts)[0].sin().sum())
+        gradients.append(torch.autograd.grad(sum(losses), q)[0])
+    torch.testing.assert_close(*gradients)
+
+
+def test_no_cuda_graph_contains_an_op_that_reads_numbers_on_the_host():
+    from redblue.op.pytorch.paged import ops as paged_ops  # noqa: F401 (defines the ops for pages)
+
+    redblue_ops = torch.ops.redblue
+    for op in (
+        varlen.forward_op,
+        varlen.backward_op,
+        redblue_ops.attention_paged.default,
+        redblue_ops.append_paged.default,
+    ):
+        assert torch.Tag.cudagraph_unsafe in op.tags
+
+
 def test_rows_after_the_last_sequence():
     q, k, v, _, starts, key_starts = inputs(*STARTS[0])
     q_longer, k_longer, v_longer = (torch.cat([x, x]).detach().requires_grad_() for x in (q, k, v))

@@ -22,20 +22,20 @@ from redblue.op.packed import bottom_right
 from redblue.op.pytorch import varlen
 from redblue.op.pytorch.dispatch import mask_argument
 from redblue.op.pytorch.layouts import sums_of
-from redblue.op.pytorch.ops import library
+from redblue.op.pytorch.ops import HOST_TAGS, library
 from redblue.op.pytorch.paged.ops import number_tensor
 
 library.define(
     "flash_attn_starts(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt rows_q, SymInt rows_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k) -> (Tensor starts_q, Tensor starts_k)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=HOST_TAGS,
 )
 library.define(
     "flash_attn_with_kvcache(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, "
     "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? cache_seqlens, SymInt? cache_length, Tensor? cache_batch_idx, "
     "Tensor? cache_leftpad, Tensor? block_table, bool rotary_interleaved, SymInt left, SymInt right, float? scale, "
     "float? softcap, Tensor? alibi, Tensor? sinks) -> (Tensor out, Tensor lse)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    tags=HOST_TAGS,
 )
 
 

@@ -43,6 +43,8 @@ from redblue.op.pytorch.masks import mask_named
 library = torch.library.Library("redblue", "FRAGMENT")
 # The strides of outputs have the order of the inputs' strides, so a compiled graph must keep this order
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+# For ops that read numbers of tensors on the host, such as lengths. A CUDA graph would keep the numbers of its capture.
+HOST_TAGS = (*_TAGS, torch.Tag.cudagraph_unsafe)
 library.define(f"attention(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
 library.define(
     "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"

@@ -9,7 +9,8 @@ def register_ops() -> None:
     """Register redblue's ops with PyTorch, so that saved graphs that call them can be loaded.
 
     Call it before torch.export.load, torch.jit.load or torch._inductor.aoti_load_package. `attention` registers the ops
-    itself at its first call with tensors. Raises RedblueError if PyTorch is not installed.
+    itself at its first call with tensors. The ops of redblue.integrations.flash_attn are registered by importing that
+    module. Raises RedblueError if PyTorch is not installed.
     """
     try:
         import torch  # noqa: F401

@@ -19,7 +19,7 @@ from redblue.masks import Mask
 from redblue.op.packed import packed_calls, packed_lengths
 from redblue.op.pytorch import autograd, ops
 from redblue.op.pytorch.dispatch import check_tensors, drawn_seed, expanded, mask_argument
-from redblue.op.pytorch.ops import library
+from redblue.op.pytorch.ops import HOST_TAGS, library
 from redblue.op.pytorch.paged.ops import number_tensor
 
 # The options of the ops. The mask comes first, as several arguments.
@@ -28,12 +28,11 @@ _MASK_PARTS = len(MaskArgument._fields)
 # all_rows: whether the last sequences must end at the last rows of q and of k; else the remaining rows give 0
 _SEQUENCES = "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, bool all_rows"
 _SCHEMA = f"{_SEQUENCES}, {', '.join(TABLE[name].schema for name in _OPTIONS)}"
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-library.define(f"attention_varlen(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
+library.define(f"attention_varlen(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor out, Tensor lse)", tags=HOST_TAGS)
 library.define(
     "attention_varlen_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
     f" {_SCHEMA}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor delta)",
-    tags=_TAGS,
+    tags=HOST_TAGS,
 )
 forward_op = torch.ops.redblue.attention_varlen.default
 backward_op = torch.ops.redblue.attention_varlen_backward.default
@@ -49,8 +48,9 @@ def attention_varlen(
     options = checked(options)
     check_gradients(options)
     check_tensors({"q": q, "k": k, "v": v} | {name: x for name, _, x in options.present_arrays()})
-    starts = number_tensor("cu_seqlens_q", cu_seqlens_q)
-    key_starts = None if cu_seqlens_k is None else number_tensor("cu_seqlens_k", cu_seqlens_k)
+    # Copies, because the backward pass needs them, and callers may use the memory of theirs again.
+    starts = number_tensor("cu_seqlens_q", cu_seqlens_q).clone()
+    key_starts = None if cu_seqlens_k is None else number_tensor("cu_seqlens_k", cu_seqlens_k).clone()
     q, k, v = expanded(*(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), plain=False)
     options = options.with_mask(mask_argument(options.mask, "auto", False))
     options = options._replace(seed=drawn_seed(q, options.seed) if options.dropout else None)

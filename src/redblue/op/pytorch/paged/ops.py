@@ -22,7 +22,7 @@ from redblue.op.paged import call, direct
 from redblue.op.paged.options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
 from redblue.op.pytorch.layouts import sums_of
-from redblue.op.pytorch.ops import library
+from redblue.op.pytorch.ops import HOST_TAGS, library
 
 # The options of the op. Window and tree stand for the mask.
 _OPTIONS = tuple(name for name in TABLE if name in PagedArguments.__optional_keys__ and name != "mask")
@@ -31,11 +31,11 @@ _CACHE = "Tensor page_table, Tensor lengths_k"
 library.define(
     f"attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, {_CACHE}, Tensor? cu_seqlens_q, SymInt? prefix_pages, "
     f"SymInt left, SymInt right, Tensor? tree, {_SCHEMA}) -> (Tensor out, Tensor lse)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    tags=HOST_TAGS,
 )
 library.define(
     f"append_paged(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, {_CACHE}, Tensor? cu_seqlens) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    tags=HOST_TAGS,
 )
 
 
