@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from redblue.base.dtypes import COMPUTED, DTYPE_CODES, dtype_name
 from redblue.base.errors import RedblueError
+from redblue.base.floats import finite_number
 from redblue.base.integers import whole_number
 from redblue.compiled import _core
 from redblue.kernels.mask_argument import OPEN, MaskArgument
@@ -316,19 +317,19 @@ def checked(options: Options) -> Options:
         raise RedblueError(f"schedule must be one of auto, {known} (the schedules with a kernel), got {schedule!r}")
     changed: dict[str, Any] = {}
     if scale is not None:
-        number = _number("scale", scale)
+        number = finite_number("scale", scale)
         check_size("scale", number)
         if number is not scale:
             changed["scale"] = number
     if softcap is not None:
-        number = _number("softcap", softcap)
+        number = finite_number("softcap", softcap)
         if not number > 0:
             raise RedblueError(f"softcap must be above 0, or None, got {number!r}")
         check_size("softcap", number)
         if number is not softcap:
             changed["softcap"] = number
     if dropout is not _NO_DROPOUT:
-        number = _number("dropout", dropout)
+        number = finite_number("dropout", dropout)
         if not 0 <= number < 1:
             raise RedblueError(f"dropout must be at least 0 and below 1, got {number!r}")
         if number is not dropout:
@@ -338,21 +339,6 @@ def checked(options: Options) -> Options:
     if options.positions is not None:
         changed["positions"] = positions_of(options.positions)
     return options._replace(**changed) if changed else options
-
-
-def _number(name: str, value: Any) -> float:
-    if type(value) is not float:
-        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-            raise RedblueError(f"{name} must be a number, got {value!r}")
-        if getattr(value, "requires_grad", False):
-            raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
-        try:
-            value = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise RedblueError(f"{name} must be a number, got {value!r}") from None
-    if not -math.inf < value < math.inf:
-        raise RedblueError(f"{name} must be finite, got {value!r}")
-    return value
 
 
 def check_size(name: str, number: float) -> None:

@@ -73,6 +73,9 @@ def bottom_right(left: int, right: int) -> Mask:
     return Mask.sliding_window(None if left < 0 else left, None if right < 0 else right, align="bottom-right")
 
 
+known_window = lru_cache(maxsize=256)(bottom_right)  # for ops, which get the same numbers at each call
+
+
 def documents(lengths: np.ndarray, key_lengths: np.ndarray, within: Mask | None) -> Mask:
     """Mask.documents from a cache, because all layers of a model pass the same lengths."""
     return _documents(lengths.tobytes(), key_lengths.tobytes(), within)

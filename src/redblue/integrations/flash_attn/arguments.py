@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from redblue.base.errors import RedblueError
+from redblue.base.floats import finite_number
 from redblue.base.integers import whole_number
 from redblue.masks import Mask
 from redblue.op.checks import check_flag
@@ -28,36 +29,20 @@ def options_of(
 ) -> dict[str, Any]:
     """The keyword arguments of `attention` for these arguments. Results are always deterministic."""
     check_flag("deterministic", deterministic)
-    dropout = 0.0 if dropout_p is None else number("dropout_p", dropout_p)
+    dropout = 0.0 if dropout_p is None else finite_number("dropout_p", dropout_p)
     if not 0 <= dropout < 1:
         raise RedblueError(f"dropout_p must be at least 0 and below 1, got {dropout_p!r}")
-    cap = 0.0 if softcap is None else number("softcap", softcap)
+    cap = 0.0 if softcap is None else finite_number("softcap", softcap)
     if cap < 0:
         raise RedblueError(f"softcap must be above 0, or 0 or None for no softcap, got {softcap!r}")
     return {
         "mask": window(causal, window_size),
-        "scale": None if softmax_scale is None else number("softmax_scale", softmax_scale),
+        "scale": None if softmax_scale is None else finite_number("softmax_scale", softmax_scale),
         "softcap": cap or None,
         "alibi": alibi_slopes,
         "sinks": s_aux,
         "dropout": dropout,
     }
-
-
-def number(name: str, value: Any) -> float:
-    """The value as a Python float. Raises RedblueError, which names it, unless it is a finite number."""
-    if type(value) is not float:  # torch.compile cannot trace these checks for a float
-        if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-            raise RedblueError(f"{name} must be a number, got {value!r}")
-        if getattr(value, "requires_grad", False):
-            raise RedblueError(f"{name} has no gradient: give a number, or multiply q by a tensor, got {value!r}")
-        try:
-            value = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            raise RedblueError(f"{name} must be a number, got {value!r}") from None
-    if not -math.inf < value < math.inf:
-        raise RedblueError(f"{name} must be finite, got {value!r}")
-    return value
 
 
 def window(causal: Any, window_size: Any) -> Mask:

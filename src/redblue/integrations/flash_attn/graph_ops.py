@@ -6,7 +6,6 @@ while it is made, so the ops check lengths at run time, by FlashAttention's rule
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from redblue.integrations.flash_attn.arguments import check_slopes, check_tensor
 from redblue.integrations.flash_attn.caches import check_no_gradients, computed
 from redblue.integrations.flash_attn.packing import checked_sequences, starts_of
 from redblue.kernels.options import Options
-from redblue.op.packed import bottom_right
+from redblue.op.packed import known_window
 from redblue.op.pytorch import varlen
 from redblue.op.pytorch.dispatch import mask_argument
 from redblue.op.pytorch.layouts import sums_of
@@ -129,13 +128,10 @@ def with_kvcache(
 def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor]:
     *cache, lengths, length, batch_idx, leftpad, table, interleaved, left, right = arguments[:-4]
     options = dict(zip(("scale", "softcap", "alibi", "sinks"), arguments[-4:], strict=True))
-    options |= {"mask": _window(left, right), "dropout": 0.0}
+    options |= {"mask": known_window(left, right), "dropout": 0.0}
     seqlens = length if lengths is None else lengths
     out, lse = computed(*cache, seqlens, batch_idx, leftpad, table, interleaved, options)  # pyright: ignore
     return out.contiguous(), lse.contiguous()
-
-
-_window = lru_cache(maxsize=256)(bottom_right)
 
 
 def _fake_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ probabilities.
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.cpu.arrays import dense_strides
 from redblue.kernels.options import Options, check_array, checked
 from redblue.masks import Mask
-from redblue.op.packed import bottom_right, documents, lengths_between, packed_calls
+from redblue.op.packed import documents, known_window, lengths_between, packed_calls
 from redblue.op.pytorch import ops
 from redblue.op.pytorch.dispatch import drawn_seed, mask_argument
 from redblue.op.pytorch.layouts import expanded_shapes
@@ -270,10 +270,7 @@ def _check_debug_mask(return_debug_mask: bool) -> None:
 
 def _window(is_causal: bool, left: int | None, right: int | None) -> Mask:
     """The mask of a window; a side that is negative or None is open."""
-    return _known_window(-1 if left is None else left, 0 if is_causal else -1 if right is None else right)
-
-
-_known_window = lru_cache(maxsize=64)(bottom_right)
+    return known_window(-1 if left is None else left, 0 if is_causal else -1 if right is None else right)
 
 
 def _options(mask: Mask, scale: float | None, dropout: float, seed: Tensor | None, slopes: Any = None) -> Options:

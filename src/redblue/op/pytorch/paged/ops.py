@@ -6,7 +6,6 @@ has no values before that.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from redblue.base.errors import RedblueError
 from redblue.kernels.mask_argument import MaskArgument
 from redblue.kernels.options import TABLE, Options, PagedArguments, checked
 from redblue.masks import Mask
-from redblue.op.packed import bottom_right
+from redblue.op.packed import known_window
 from redblue.op.paged import call, direct
 from redblue.op.paged.options import check_no_gradient
 from redblue.op.pytorch.dispatch import is_plain, mask_argument
@@ -108,14 +107,11 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
 # The ops -----------------------------------------------------------------------------------------------------------
 
 
-_window = lru_cache(maxsize=256)(bottom_right)
-
-
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, starts: Any, prefix: Any, *flat: Any
 ) -> tuple[Tensor, Tensor]:
     left, right, tree, *values = flat
-    mask = _window(left, right) if tree is None else tree
+    mask = known_window(left, right) if tree is None else tree
     options = Options(mask, **dict(zip(_OPTIONS, values, strict=True)))
     out, lse = direct.computed(q, k, v, table, lengths, starts, prefix, options)
     return out.contiguous(), lse.contiguous()
